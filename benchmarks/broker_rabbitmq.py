@@ -100,7 +100,7 @@ class RabbitMQ(Contestant):
         self._do(lambda channel: channel.queue_delete(topic))
 
     def _do(self, work: Callable[[Any], Any]) -> None:
-        connection = _blocking(self.node.port)
+        connection = blocking(self.node.port)
         work(connection.channel())
         connection.close()
 
@@ -116,7 +116,7 @@ class RabbitMQ(Contestant):
         """One after the other."""
         import pika
 
-        connection = _blocking(self.node.port)
+        connection = blocking(self.node.port)
         channel = connection.channel()
         persistent = pika.BasicProperties(delivery_mode=2)
         begun = []
@@ -131,7 +131,8 @@ class RabbitMQ(Contestant):
         return functools.partial(_receive, self.node.port)
 
 
-def _blocking(port: int) -> Any:
+def blocking(port: int) -> Any:
+    """A connection that waits for its answers."""
     import pika
 
     return pika.BlockingConnection(pika.ConnectionParameters(HOST, port))
@@ -249,7 +250,7 @@ class _Consuming(_Talking):
 
 
 def _receive(port: int, topic: str, count: int, ready: Callable[[], None]) -> Arrived:
-    connection = _blocking(port)
+    connection = blocking(port)
     channel = connection.channel()
     arrived = Arrived(times := [], values := [])
 

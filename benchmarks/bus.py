@@ -10,6 +10,7 @@ from benchmarks.broker_nats import Nats, NatsNode
 from benchmarks.broker_redis import Redis, RedisNode
 from benchmarks.bus_nats import NatsRequests
 from benchmarks.bus_redis import RedisRequests
+from benchmarks.bus_routes import route_benchmarks
 from headrace.bench import brokers
 from headrace.bench.broker_workloads import Headrace
 from headrace.bench.brokers import RATE
@@ -26,7 +27,7 @@ _SUBJECTS = 20_000
 
 def benchmarks(*, seconds: float = _REQUESTS_S, subscriptions: int = SUBSCRIPTIONS) -> list[Benchmark]:
     """All of the group."""
-    return [*request_benchmarks(seconds), matching(subscriptions)]
+    return [*request_benchmarks(seconds), matching(subscriptions), *route_benchmarks()]
 
 
 def request_benchmarks(seconds: float) -> list[Benchmark]:

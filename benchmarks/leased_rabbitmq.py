@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from benchmarks.broker_rabbitmq import RabbitMQ, RabbitNode, _blocking, _Talking
+from benchmarks.broker_rabbitmq import RabbitMQ, RabbitNode, _Talking, blocking
 from headrace.bench.queues import BATCH, Take, Worked, WorkQueue
 
 _PREFETCH = 100
@@ -52,7 +52,7 @@ class RabbitQueue(WorkQueue):
 
     def left(self, queue: str) -> int:
         """Those of nobody; what a consumer has not acknowledged is put back when it goes."""
-        connection = _blocking(self.node.port)
+        connection = blocking(self.node.port)
         count: int = connection.channel().queue_declare(queue, passive=True).method.message_count
         connection.close()
         return count

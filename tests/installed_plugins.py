@@ -1,5 +1,7 @@
 """Packages with plug-ins for tests: folders on the path with metadata, as pip leaves them."""
 
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,3 +38,28 @@ def on_path(*folders: Path) -> Iterator[None]:
             if any(str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)) for folder in folders):
                 del sys.modules[name]
         forget_plugins()
+
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "plugin"
+_BUILDER = Path(__file__).parent / "plugins" / "wheel_builder.py"
+_BACKEND = """[build-system]
+requires = []
+build-backend = "wheel_builder"
+backend-path = ["."]
+
+[project]"""
+
+
+def install_example(folder: Path) -> Path:
+    """Install the example of plug-ins with pip, without the network; returns the folder that has it."""
+    copy, target = folder / "example", folder / "installed"
+    shutil.copytree(EXAMPLE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(_BUILDER, copy)
+    project = copy / "pyproject.toml"
+    _, _, rest = project.read_text().partition("[project]")
+    project.write_text(_BACKEND + rest)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
+    command += ["--no-deps", "--no-build-isolation", "--target", str(target), str(copy)]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return target

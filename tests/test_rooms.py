@@ -34,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "bench": {"model", "storage", "embedded", "client", "server"},  # what the bench commands and benchmarks/ share
     "testing": {
         *{"model", "storage", "engines", "broker", "runtime", "client", "embedded"},
-        *{"plugins", "gateways", "sinks"},  # whose conformance it checks
+        *{"plugins", "gateways", "sinks", "server"},  # whose conformance it checks
     },
     "errors": {"model"},  # the public name of the model's errors
     "__init__": {"model", "errors", "embedded", "client", "server"},

@@ -155,6 +155,10 @@ def test_every_setting_of_a_topic_is_an_option(capsys: pytest.CaptureFixture[str
         (["topic", "create", "t", "--retain-seconds", "soon"], "'soon' is not a time span; give one like 30s"),
         (["topic", "create", "t", "--storage", "paper"], "invalid choice: 'paper'"),
         (["topic", "alter", "t"], "at least one setting"),
+        (["topic", "create", "t", "--view-of", "o"], "needs one of --where-exact"),
+        (["topic", "create", "t", "--where-regex", "o"], "needs --view-of"),
+        (["topic", "create", "t", "--view-of", "o", "--where-exact", "{"], "is not JSON"),
+        (["topic", "create", "t", "--where-regex", "o", "--where-jsonpath", "$"], "not allowed with"),
         (["publish", "t", "x", "--file", "f"], "values or --file"),
         (["publish", "t", "x", "-0"], "-0 applies to stdin"),
         (["publish", "t", "--json-lines", "--key", "k"], "--json-lines"),
@@ -218,6 +222,53 @@ def test_life_of_a_topic(topic: str) -> None:
     text, code = error_of(run("topic", "describe", topic, code=1))
     assert code == "topic_not_found"
     assert "headrace topic list" in text
+
+
+def test_middleware_of_a_topic(topic: str, tmp_path: Path) -> None:
+    compress = '[{"name": "compress", "codec": "lz4"}]'
+    (made,) = told("topic", "create", topic, "--middleware", compress)
+    assert made["settings"]["middleware"] == [{"name": "compress", "codec": "lz4"}]
+    described = text_of("topic", "describe", topic)
+    assert re.search(r'^middleware +\[\{"name": "compress", "codec": "lz4"\}\]$', described, re.MULTILINE)
+    file = tmp_path / "middleware.json"
+    file.write_text('{"name": "redact", "fields": ["$.card"]}')
+    (altered,) = told("topic", "alter", topic, "--middleware", str(file))
+    assert altered["settings"]["middleware"] == [{"name": "redact", "fields": ["$.card"]}]
+    run("publish", topic, '{"card": 4111}')
+    assert values(topic) == [b'{"card":"***"}']
+    assert text_of("topic", "alter", topic, "--middleware", "none") == f"topic {topic}: middleware none\n"
+    for wrong, text in (("nowhere.json", "nor a file"), ("[", "no JSON")):
+        assert text.encode() in run("topic", "alter", topic, "--middleware", wrong, code=2).stderr
+    text, code = error_of(run("topic", "alter", topic, "--middleware", '[{"name": "nothing"}]', code=1))
+    assert code == "plugin_unavailable"
+    assert "there is no plug-in 'nothing'" in text
+
+
+def test_life_of_a_view(topic: str) -> None:
+    view = f"{topic}-view"
+    run("topic", "create", topic)
+    text = text_of("topic", "create", view, "--view-of", topic, "--where-jsonpath", "$[?$.amount > 10]")
+    assert text == f"topic {view}: view of {topic} where jsonpath $[?$.amount > 10], 1 partition\n"
+    for kind, query in (("exact", "[1]"), ("partial", '{"amount": 5}'), ("regex", "mount")):
+        [made] = told("topic", "create", f"{view}-{kind}", "--view-of", topic, f"--where-{kind}", query)
+        argument = query if kind == "regex" else json.loads(query)
+        assert made["settings"]["view_query"] == {kind: argument}
+    run("topic", "create", f"{view}-query", "--view-of", topic, "--view-query", '{"regex": "a"}')
+    for line in ('{"amount": 5}', '{"amount": 50}', "no JSON"):
+        run("publish", topic, line)
+    assert values(view) == [b'{"amount": 50}']
+    assert values(f"{view}-partial") == [b'{"amount": 5}']
+    assert values(f"{view}-regex", "--from", "1") == [b'{"amount": 50}']
+    assert run("queue", "drain", view, "--values").stdout == b'{"amount": 50}\n'
+    [described] = told("topic", "describe", view)
+    assert (described["settings"]["view_of"], described["view_failed"]) == (topic, 0)
+    assert f"view of  {topic}\nwhere    jsonpath $[?$.amount > 10]\n" in text_of("topic", "describe", view)
+    assert f"views    {view}, " in text_of("topic", "describe", topic)
+    assert re.search(rf"^{view} +1 +view +as {topic} ", text_of("topic", "list", f"{view}*"), re.MULTILINE)
+    assert error_of(run("publish", view, "x", code=1))[1] == "topic_is_view"
+    assert error_of(run("topic", "delete", topic, "--yes", code=1))[1] == "topic_has_views"
+    text, code = error_of(run("topic", "create", "other", "--view-of", topic, "--where-regex", "(", code=1))
+    assert code == "invalid_content_query"
 
 
 def test_settings_that_cannot_be(topic: str) -> None:

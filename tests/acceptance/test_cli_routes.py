@@ -4,9 +4,23 @@
 # ruff: noqa: F401, F811
 
 import json
+from typing import NamedTuple
 
 from tests.acceptance.test_cli_broker import broker, serving, topic
-from tests.acceptance.test_cli_leasing import run
+from tests.acceptance.test_cli_leasing import run as run_bytes
+
+
+class Said(NamedTuple):
+    """What a command printed."""
+
+    stdout: str
+    stderr: str
+
+
+def run(*arguments: str, code: int = 0) -> Said:
+    """Run a command, which must end with this exit code."""
+    finished = run_bytes(*arguments, code=code)
+    return Said(finished.stdout.decode(), finished.stderr.decode())
 
 
 def test_a_route_from_its_making_to_its_end(broker: str, topic: str) -> None:

@@ -14,32 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.installed_plugins import install_example
 from tests.known import ENVIRONMENT
 
 import headrace
 
-PACKAGE = Path(__file__).parents[1] / "plugins" / "text_gateway"
 SOON_S = 120.0
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the text gateway, as pip installs it."""
-    target = tmp_path_factory.mktemp("plugins")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-index",
-        "--no-deps",
-    ]
-    command += ["--no-build-isolation", "--target", str(target), str(PACKAGE)]
-    done = subprocess.run(command, capture_output=True, timeout=SOON_S, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    return target
+    """A folder with the example of plug-ins, as pip installs it."""
+    return install_example(tmp_path_factory.mktemp("plugins"))
 
 
 def environment(tmp_path: Path, *folders: Path) -> dict[str, str]:

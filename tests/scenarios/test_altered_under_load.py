@@ -32,6 +32,8 @@ TOPIC: dict[str, list[dict[str, Any]]] = {
     "durability": [{"durability": "written"}, {"durability": "synced"}],
     "compression": [{"compression": "lz4"}],
     "memory_bytes": [{"memory_bytes": 128 << 20}],
+    "view_of": [],
+    "view_query": [],
 }
 SUBSCRIPTION: dict[str, list[dict[str, Any]]] = {
     "discipline": [{"discipline": one} for one in ("lifo", "priority", "deadline", "fifo")],

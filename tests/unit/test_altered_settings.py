@@ -161,6 +161,18 @@ def storage(data: str) -> None:
         topic.alter(storage="memory")
 
 
+def view_of(data: str) -> None:
+    topic = Open(data)
+    with pytest.raises(InvalidArgument, match="cannot become one"):
+        topic.alter(view_of="others", view_query={"regex": "a"})
+
+
+def view_query(data: str) -> None:
+    topic = Open(data)
+    with pytest.raises(InvalidArgument, match="cannot become one"):
+        topic.alter(view_query={"regex": "a"})
+
+
 def validity(data: str) -> None:
     topic = Open(data)
     topic.publish(b"old")

@@ -1,5 +1,6 @@
 """Published batches pass through the middleware of their topic."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -7,8 +8,9 @@ import msgspec
 import pytest
 
 from headrace.broker.pending_answer import PendingAnswer
-from headrace.middleware import Columns, Middleware, MiddlewareContext, Refusal
+from headrace.middleware import Columns, Middleware, MiddlewareContext, RefusedMessages
 from headrace.model.batch import Producer
+from headrace.model.bus_event import EventsRecord
 from headrace.model.errors import (
     Busy,
     HeadraceError,
@@ -173,6 +175,17 @@ def test_dead_letters_leave_gaps_at_their_offsets() -> None:
     assert b"required" in (headers[0]["headrace-dead-reason"] or b"")
 
 
+def test_dead_letters_are_events() -> None:
+    bench = bench_with(DEAD)
+    bench.ask(EventsRecord())
+    bench.publish("orders", [GOOD, BAD, BAD])
+    bench.run()
+    events = [json.loads(value or b"") for value in bench.values("headrace.events")]
+    (event,) = [event for event in events if event["kind"] == "dead_letter"]
+    assert (event["action"], event["name"]) == ("added", "orders")
+    assert (event["details"]["middleware"], event["details"]["count"]) == ("schema", 2)
+
+
 @pytest.mark.parametrize("values", [[GOOD, BAD], [BAD]])
 def test_a_batch_with_dead_letters_is_recognised_when_it_is_sent_again(values: list[bytes]) -> None:
     disk = MemoryDisk()
@@ -228,7 +241,7 @@ def fails(_: Columns, __: MiddlewareContext) -> Any:
         (lambda columns, _: Columns([*columns.values, b"more"]), "returned 3 messages for 2"),
         (lambda columns, _: Columns(columns.values[:1]), "returned 1 messages for 2"),
         (lambda columns, _: Columns(["text"] * len(columns.values)), "cannot be stored"),
-        (lambda _, __: Refusal({7: "not there"}), "not in the batch"),
+        (lambda _, __: RefusedMessages({7: "not there"}), "not in the batch"),
     ],
 )
 def test_a_middleware_that_misbehaves_refuses_the_batch(

@@ -242,7 +242,7 @@ def bare_name(name: str) -> str:
 def _settings(topic: Topic) -> dict[str, Any]:
     """Details of a topic: its number of partitions, and the settings that are not the default ones."""
     given = topic.settings.as_dict()
-    changed = {name: setting for name, setting in given.items() if setting != _DEFAULTS[name]}
+    changed = {name: setting for name, setting in given.items() if setting != _DEFAULTS.get(name)}
     return {"settings": {"partitions": topic.settings.partitions, **changed}}
 
 

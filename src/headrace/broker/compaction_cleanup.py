@@ -24,17 +24,19 @@ def forget_compacted(
     Messages that somebody holds are left alone: their holders say what becomes of them.
     """
     edited = leased.edited_offsets(topic.id, active.number)
-    if not edited and not leased.has_subscriptions(topic.id):
+    reading = registry.reading(topic)
+    if not edited and not reading:
         return
     lost: set[int] = set()
     position, end = active.partition.first_offset, active.end_offset
     if not edited:
-        position = max(position, leased.settled_offset(topic.id, active.number))
+        topics = {one.topic.id for one in reading}
+        position = max(position, min(leased.settled_offset(each, active.number) for each in topics))
     while position < end and active.gone is None:
         batch = next(iter(active.partition.batches(position, end)), None)
         base, following = (end, end) if batch is None else (batch.base_offset, batch.next_offset)
         for missing in chain(_portions(position, base), _missing(batch, position)):
-            for subscription in registry.of_topic(topic):
+            for subscription in registry.reading(topic):
                 if active.number in subscription.indexes:
                     subscription.indexes[active.number].forget_missing(missing)
             lost.update(edited.intersection(missing))

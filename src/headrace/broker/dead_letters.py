@@ -18,6 +18,7 @@ from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
 from headrace.broker.turns import Turns
+from headrace.broker.views import check_stores
 from headrace.engines.api import LeasedPartition, ReleaseNote, as_headrace_error, packed
 from headrace.model.batch import Batch, Columns, encode, message_bytes
 from headrace.model.errors import HeadraceError, SubscriptionNotFound
@@ -77,6 +78,8 @@ class DeadLetters:
         self._turns = turns
         self.buried: Signal[BuriedMessages] = Signal()
         """Messages have become dead letters."""
+        self.refused: Signal[Topic, int, str, Sequence[str], int] = Signal()
+        """Middleware has refused messages of a topic and partition, which are dead letters: its name, reasons, time."""
         self.redriven: Signal[Subscription, int] = Signal()
         """So many dead letters were put back."""
         self._origins: dict[tuple[int, int], _Origins] = {}
@@ -325,13 +328,14 @@ class DeadLetters:
 
     def _revived(self, subscription: Subscription, columns: Columns, now_us: int) -> list[tuple[Topic, int, Batch]]:
         """The messages as they were before they died, by the partition where that was."""
+        topic = self._topics.source_of(subscription.topic)
         by_partition: dict[int, list[int]] = {}
         headers: list[Headers | None] = []
         last = subscription.topic.settings.partitions - 1
         for index, each in enumerate(columns.headers or ()):
             given = each or {}
             own = without_headers(given, lambda name: name.startswith(PREFIX))
-            headers.append(replaced_headers(own, {SUBSCRIPTION_HEADER: subscription.name.encode()}))
+            headers.append(replaced_headers(own, {SUBSCRIPTION_HEADER: subscription.address.encode()}))
             text = header_text(given, f"{PREFIX}partition")  # anybody can publish there
             partition = min(int(text), last) if text.isdigit() and len(text) < 10 else 0
             by_partition.setdefault(partition, []).append(index)
@@ -342,7 +346,7 @@ class DeadLetters:
         for partition, indices in by_partition.items():
             chosen = revived.picked(indices, indices)
             chosen.places = None
-            batches += [(subscription.topic, partition, batch) for batch in divided_batches(chosen, now_us)]
+            batches += [(topic, partition, batch) for batch in divided_batches(chosen, now_us)]
         return batches
 
     def _dead_topic(self, subscription: Subscription, now_us: int) -> Topic:
@@ -353,6 +357,7 @@ class DeadLetters:
         """The dead letter topic, made if there is none, with the subscription that counts what is in it."""
         settings = {"partitions": partitions}
         topic = self._topics.create(TopicCreate(name, settings, exist_ok=True), now_us)
+        check_stores(str(topic), topic.settings, "put dead letters into")
         if self._registry.find(topic, REDRIVE) is None:
             self._registry.make(topic, REDRIVE, SubscriptionSettings(), {}, now_us)
         return topic

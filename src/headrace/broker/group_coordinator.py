@@ -271,8 +271,9 @@ class GroupCoordinator:
                 self._push(group, group.topics_changed(self._topics.partitions, now_us), now_us)
 
     def consumed_offset(self, topic: Topic, partition: int) -> int | None:
-        """The lowest offset that any group has committed; None when no group reads the topic."""
-        return min(self._ledger.state.positions(topic.id, partition).values(), default=None)
+        """The lowest offset that any group has committed; None when no group reads the topic or a view of it."""
+        state, topics = self._ledger.state, self._topics.with_views(topic)
+        return min((offset for each in topics for offset in state.positions(each.id, partition).values()), default=None)
 
     def _attach(self, session: Session, name: str, member: str) -> None:
         key = name, member

@@ -210,13 +210,14 @@ class LeasedSubscriptionsState:
         partition: Partition,
         settings: SubscriptionSettings,
         ttl_us: int | None,
+        address: str,
         delivered: Partition,
     ) -> LeasedPartition:
         """Turn the replayed state of a partition into a live one, which takes in the facts from now on."""
         self.partition(subscription, number)
         replayed, fact = self._replayed[subscription].pop(number), self.subscriptions[subscription]
         edits = self.edits_of(fact.topic_id, number)
-        live = open_leased_partition(replayed, partition, fact.name, settings, ttl_us, edits, delivered)
+        live = open_leased_partition(replayed, partition, address, settings, ttl_us, edits, delivered)
         self._partitions[subscription][number] = live
         return live
 

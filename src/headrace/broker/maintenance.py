@@ -64,7 +64,7 @@ class Maintenance:
         self._unopened = deque(
             (topic.id, number)
             for topic in topics
-            if topic.settings.storage is Storage.DISK
+            if topic.settings.storage is Storage.DISK and not topic.is_view
             for number in range(topic.settings.partitions)
         )
         """Partitions from before the start that are not open; later ones are opened when they are first written."""
@@ -110,6 +110,7 @@ class Maintenance:
     def _round(self, now_us: int) -> Steps:
         """Maintain all open partitions; topics may be created and deleted between slices."""
         self._ledger.failures.look_at_disk()
+        self._topics.log_view_failures(now_us)
         self._ports.background(self._restore_ballast)
         compacting = now_us >= self._compact_us
         if compacting:
@@ -119,8 +120,10 @@ class Maintenance:
         left = _SLICE_COST
         for topic_id in list(self._topics.by_id):
             topic = self._topics.by_id.get(topic_id)
-            for active in list(topic.active_partitions.values()) if topic is not None else ():
-                if topic is not None and active.gone is None:
+            if topic is None or topic.is_view:
+                continue  # its source is maintained
+            for active in list(topic.active_partitions.values()):
+                if active.gone is None:
                     left -= self._maintain(topic, active, now_us, compacting)
                     yield from self._forget_edits(topic, active)
                 if left <= 0:

@@ -12,6 +12,7 @@ from headrace.broker.subscription import Subscription
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.turns import Turns
+from headrace.broker.views import check_stores
 from headrace.engines.api import Content, EditRecord, StoredMessages, stored_messages
 from headrace.model.batch import check_messages, received
 from headrace.model.errors import (
@@ -71,6 +72,7 @@ class MessageEditor:
         if len(request.messages) > LEASE_MESSAGES_MAX:
             raise InvalidArgument(f"at most {LEASE_MESSAGES_MAX} messages can be edited at once")
         topic = self._topics.get(request.topic)
+        check_stores(str(topic), topic.settings, "edit messages of")
         edition = checked_edit(topic, request.change, request.owner, body)
         if request.topic_id not in (0, topic.id):  # the offsets belong to a deleted topic of that name
             return self.answer([EditOutcome(one.partition, one.offset, MessageGone.code) for one in request.messages])

@@ -15,6 +15,7 @@ from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topic_views import TopicView, TopicViews
 from headrace.broker.topics import TopicRegistry
 from headrace.broker.turns import Turns
+from headrace.broker.views import check_stores
 from headrace.engines.api import LeasedPartition
 from headrace.model.batch import Columns, message_bytes
 from headrace.model.errors import HeadraceError, InvalidArgument, SubscriptionNotFound
@@ -118,7 +119,9 @@ class MessageQueries:
         _check(request.selection, request.messages_max)
         if request.selection.status == "dead":
             raise InvalidArgument("dead messages cannot be edited; redrive them first")
-        edition = checked_edit(self._topics.get(request.topic), request.change, request.owner, body)
+        topic = self._topics.get(request.topic)
+        check_stores(str(topic), topic.settings, "edit messages of")
+        edition = checked_edit(topic, request.change, request.owner, body)
         return self._turns.in_slices(self._edit_matching(request, edition, now_us))
 
     def _edit_matching(self, request: EditMatching, edition: MessageEdit, now_us: int) -> TimedSteps:

@@ -8,15 +8,23 @@ import msgspec
 
 from headrace.model.arguments import shortened
 from headrace.model.batch import Batch, Columns
-from headrace.model.batch_rewriting import BatchRewriter, checked_columns, encode_with_holes, recompressed
+from headrace.model.batch_rewriting import (
+    BatchRewriter,
+    checked_columns,
+    encode_like,
+    encode_with_holes,
+    joined_columns,
+    recompressed,
+)
 from headrace.model.codec import Codec
 from headrace.model.errors import HeadraceError, InvalidArgument, InvalidBatch, MessageRefused, MiddlewareFailed
 from headrace.model.limits import BATCH_COUNT_MAX, INLINE_BYTES_MAX, INLINE_COUNT_MAX
-from headrace.model.middleware import API, COLUMNS, LoadMiddleware, MiddlewareContext, Refusal
+from headrace.model.middleware import API, COLUMNS, LoadMiddleware, MiddlewareContext, RefusedMessages
 
 _SMALL_BYTES = 4 << 10
 """Batches up to this size are not compressed one by one: the broker gathers them, and compresses them together."""
-_REASONS_MAX = 20
+_INDEXES_MAX, _REASONS_MAX = 1000, 20
+"""So many indexes and reasons of refused messages are told."""
 _REASON_CHARS_MAX = 500
 
 
@@ -44,6 +52,16 @@ class ProcessedBatch:
         """The error about the dead messages, for those who cannot store them as dead letters."""
         found = [pair for part in self.dead for pair in zip(part.indexes, part.reasons, strict=True)]
         return message_refused(topic, self.dead[0].middleware, dict(sorted(found)))
+
+
+@dataclass
+class SiftedBatch:
+    """What the middleware left of a batch."""
+
+    batch: Batch | None
+    """The messages that are left, without gaps, and of the same producer; None if there are none."""
+    refused: dict[int, str]
+    """Why messages were refused, by their indexes in the batch."""
 
 
 class MiddlewareStep:
@@ -94,6 +112,32 @@ class MiddlewareChain:
             return ProcessedBatch(batch if codec == batch.codec else recompressed(batch, codec))
         return _Passage(batch, context, self._needs).run(self.publishing, codec, counted=self.changes_count)
 
+    def sift(self, batch: Batch, context: MiddlewareContext) -> SiftedBatch:
+        """Pass a batch of the broker itself through all middleware, and leave out what any of it refuses.
+
+        Where middleware changes the number of messages, each is processed alone, so that it is known what is refused.
+        """
+        codec = self._codec_of(batch)
+        if not self.publishing:
+            return SiftedBatch(self.process(batch, context).batch, {})
+        if not self.changes_count:
+            return _Passage(batch, context, self._needs, sifts=True).sift(self.publishing, codec)
+        kept: list[Columns] = []
+        refused: dict[int, str] = {}
+        columns = batch.columns()
+        for index in range(batch.count):
+            one = _without_places(columns.picked([index], range(batch.count)))
+            one.timestamps = one.timestamps or [batch.time_max]
+            sifted = _Passage(encode_like(batch, one), context, self._needs, sifts=True)
+            found = sifted.sift(self.publishing, Codec.NONE)
+            if found.refused:
+                refused[index] = next(iter(found.refused.values()))
+            elif found.batch is not None:
+                kept.append(found.batch.columns())
+        if not kept:
+            return SiftedBatch(None, refused)
+        return SiftedBatch(encode_like(batch, joined_columns(kept), codec), refused)
+
     def _codec_of(self, batch: Batch) -> Codec:
         if self.codec is None or batch.length <= _SMALL_BYTES:
             return Codec(batch.codec)
@@ -103,7 +147,8 @@ class MiddlewareChain:
 class _Passage:
     """A batch on its way through the middleware of its topic."""
 
-    def __init__(self, batch: Batch, context: MiddlewareContext, needs: frozenset[str]) -> None:
+    def __init__(self, batch: Batch, context: MiddlewareContext, needs: frozenset[str], *, sifts: bool = False) -> None:
+        self._sifts = sifts
         self._batch = batch
         self._context = context
         self._rewriter = BatchRewriter(batch, needs)
@@ -125,10 +170,21 @@ class _Passage:
             made = self._rewriter.encoded(codec)
         return ProcessedBatch(made, self._span if counted else None, self._dead)
 
+    def sift(self, steps: Sequence[MiddlewareStep], codec: Codec) -> SiftedBatch:
+        """Pass the batch through the steps without what they refuse; all of it, if one fails."""
+        try:
+            for step in steps:
+                if self._places:
+                    self._pass(step)
+        except MiddlewareFailed as error:
+            return SiftedBatch(None, dict.fromkeys(range(self._batch.count), str(error)))
+        refused = dict(pair for part in self._dead for pair in zip(part.indexes, part.reasons, strict=True))
+        return SiftedBatch(self._rewriter.encoded(codec) if self._places else None, refused)
+
     def _pass(self, step: MiddlewareStep) -> None:
         assert step.on_publish is not None
         outcome = call_step(step, step.on_publish, self._rewriter.columns, self._context)
-        if isinstance(outcome, Refusal):
+        if isinstance(outcome, RefusedMessages):
             refused, outcome = outcome, outcome.columns or self._rewriter.columns
         else:
             refused = None
@@ -142,7 +198,7 @@ class _Passage:
         if refused is not None:
             self._refuse(step, refused)
 
-    def _refuse(self, step: MiddlewareStep, refusal: Refusal) -> None:
+    def _refuse(self, step: MiddlewareStep, refusal: RefusedMessages) -> None:
         """Refuse the batch, or take messages out of it."""
         count = len(self._places)
         reasons = {index: str(reason)[:_REASON_CHARS_MAX] for index, reason in refusal.reasons.items()}
@@ -151,7 +207,7 @@ class _Passage:
         if not all(type(index) is int and 0 <= index < count for index in reasons):
             raise failure(step.name, self._context, "refused messages that are not in the batch")
         by_place = {self._places[index]: reason for index, reason in sorted(reasons.items())}
-        if not refusal.dead_letter:
+        if not refusal.dead_letter and not self._sifts:
             raise message_refused(self._context.topic, step.name, by_place)
         columns = self._rewriter.decode_all()
         if columns.timestamps is None:
@@ -212,7 +268,8 @@ def message_refused(topic: str, name: str, reasons: Mapping[int, str]) -> Messag
         f"the middleware {name} of the topic {topic} refuses message {first} of the batch{more}: {reasons[first]}; "
         "nothing was stored",
         middleware=name,
-        indexes=indexes,
+        count=len(indexes),
+        indexes=indexes[:_INDEXES_MAX],
         reasons=[reasons[index] for index in indexes[:_REASONS_MAX]],
     )
 

@@ -45,9 +45,15 @@ class _Job:
     finish: Finish
     check: Callable[[], Any] | None
     """Returns the answer to a batch that needs no middleware, as it was stored before; else None."""
+    sifts: bool
+    """Whether messages that are refused are left out."""
     answer: PendingAnswer[Any] = field(default_factory=PendingAnswer)
     deadline_us: int = 0
     timed_out: bool = False
+
+    def process(self) -> Any:
+        """Pass the batch through the middleware; on any thread."""
+        return (self.chain.sift if self.sifts else self.chain.process)(self.batch, self.context)
 
 
 @dataclass(eq=False)
@@ -90,6 +96,8 @@ class MiddlewareRunner:
         context: MiddlewareContext,
         finish: Finish,
         check: Callable[[], Any] | None = None,
+        *,
+        sifts: bool = False,
     ) -> Any:
         """Process a batch after those of the same partition, then call `finish`; returns what that returns.
 
@@ -97,14 +105,12 @@ class MiddlewareRunner:
         """
         key = topic_id, context.partition
         lane = self._lanes.get(key)
+        job = _Job(chain, batch, context, finish, check, sifts)
         if lane is None and chain.runs_inline(batch):
             known = check() if check is not None else None
-            if known is not None:
-                return known
-            return self._finish_inline(key, chain, batch, context, finish)
+            return self._finish_inline(key, job) if known is None else known
         self._check_room(chain, topic_id, batch, context)
         batch.data = bytearray(batch.data)  # what was received is written over soon
-        job = _Job(chain, batch, context, finish, check)
         if lane is None:
             lane = self._lanes[key] = _Lane(key)
         lane.jobs.append(job)
@@ -152,21 +158,14 @@ class MiddlewareRunner:
         if queued and queued + batch.length > MIDDLEWARE_QUEUED_BYTES_MAX:
             raise Busy(f"{queued} bytes wait for the middleware of the topic {context.topic}; try again in a moment")
 
-    def _finish_inline(
-        self,
-        key: tuple[int, int],
-        chain: MiddlewareChain,
-        batch: Batch,
-        context: MiddlewareContext,
-        finish: Finish,
-    ) -> Any:
+    def _finish_inline(self, key: tuple[int, int], job: _Job) -> Any:
         now_us = self._turns.now_us
         try:
-            processed = chain.process(batch, context)
+            processed = job.process()
         except MiddlewareFailed as error:
-            self._log(context, error, now_us)
+            self._log(job.context, error, now_us)
             raise
-        outcome = finish(processed, now_us)
+        outcome = job.finish(processed, now_us)
         if not isinstance(outcome, Held):
             return outcome
         self.hold(*key, outcome.until)
@@ -187,7 +186,7 @@ class MiddlewareRunner:
                     lane.busy = True
                     self._ready.append(lane)
                     break
-                self._end(lane, job, job.finish(job.chain.process(job.batch, job.context), self._turns.now_us))
+                self._end(lane, job, job.finish(job.process(), self._turns.now_us))
             except Exception as error:  # noqa: BLE001 it is told
                 self._fail(lane, job, error)
         if not lane.jobs and not lane.busy:
@@ -212,7 +211,7 @@ class MiddlewareRunner:
         """On a thread: process a batch."""
         outcome: ProcessedBatch | Exception
         try:
-            outcome = job.chain.process(job.batch, job.context)
+            outcome = job.process()
         except Exception as error:  # noqa: BLE001 it is told on the broker's thread
             outcome = error
         self._ports.call_threadsafe(partial(self._worked, job, outcome))

@@ -1,6 +1,6 @@
 """What the broker tells of itself: events, registered services, their errors, and logging levels, wired together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from headrace.broker.bus_events import BusEvents, bare_name
@@ -10,6 +10,7 @@ from headrace.broker.leasing import LeaseDispatcher
 from headrace.broker.ledger import Ledger
 from headrace.broker.log_levels import LogLevels
 from headrace.broker.ports import Ports, Session
+from headrace.broker.routes import RouteRegistry
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.service_errors import ServiceErrorLog
 from headrace.broker.services import LiveInstance, ServiceRegistry
@@ -17,12 +18,13 @@ from headrace.broker.streams import Readers
 from headrace.broker.subscription import Subscription
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.switchboard import Switchboard
-from headrace.broker.topics import TopicRegistry
+from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.turns import Turns
 from headrace.model.bus_event import EventsRecord
 from headrace.model.log_level_requests import LogLevelList, LogLevelReset, LogLevelRule, LogLevelSet
 from headrace.model.request import Request, Resource, Verb
 from headrace.model.requests import GroupJoin, GroupLeave, TopicDescribe
+from headrace.model.route_requests import RouteDefinition
 from headrace.model.service_requests import (
     ErrorList,
     ErrorReport,
@@ -57,6 +59,7 @@ class ObservedParts(NamedTuple):
     subscriptions: SubscriptionRegistry
     dead_letters: DeadLetters
     schedules: ScheduleRunner
+    routes: RouteRegistry
     readers: Readers
     leasing: LeaseDispatcher
     switchboard: Switchboard
@@ -77,7 +80,9 @@ class Observability:
         parts.groups.group_changed.connect(lambda name, action, now: self.events.record("group", action, name, now))
         parts.groups.member_changed.connect(self._member_changed)
         parts.schedules.changed.connect(lambda name, action, now: self.events.record("schedule", action, name, now))
+        parts.routes.changed.connect(self._route_changed)
         parts.dead_letters.buried.connect(self._buried)
+        parts.dead_letters.refused.connect(self._refused)
         parts.dead_letters.redriven.connect(self._redriven)
         self.services.changed.connect(self._service_changed)
         self.services.policy_changed.connect(self._policy_changed)
@@ -137,6 +142,10 @@ class Observability:
     def _member_changed(self, group: str, action: str, member: str, client: str, now_us: int) -> None:
         self.events.record("member", action, group, now_us, {"member": member, "client": client}, durable=False)
 
+    def _route_changed(self, route: RouteDefinition, action: str, now_us: int) -> None:
+        details = {"source": bare_name(route.source), "targets": [bare_name(target) for target in route.targets]}
+        self.events.record("route", action, route.name, now_us, details)
+
     def _buried(self, dead: BuriedMessages) -> None:
         topic, subscription = dead.subscription.topic, dead.subscription.name
         reason = dead.reason[-_REASON_CHARS:]
@@ -160,6 +169,11 @@ class Observability:
             details={"subscription": subscription, "count": len(dead.offsets)},
         )
         self.errors.note(topic.name.tenant, "" if live is None else live.definition.name, error, dead.time_us)
+
+    def _refused(self, topic: Topic, partition: int, middleware: str, reasons: Sequence[str], now_us: int) -> None:
+        reason = reasons[0][:_REASON_CHARS]
+        details = {"middleware": middleware, "partition": partition, "count": len(reasons), "reason": reason}
+        self.events.record("dead_letter", "added", str(topic), now_us, details)
 
     def _redriven(self, subscription: Subscription, count: int) -> None:
         details = {"subscription": subscription.name, "count": count}

@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.dead_letters import PREFIX, DeadLetters, divided_batches
-from headrace.broker.middleware_chain import DeadMessages, ProcessedBatch
+from headrace.broker.middleware_chain import DeadMessages, ProcessedBatch, SiftedBatch
 from headrace.broker.middleware_runner import Held, MiddlewareRunner
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Session
@@ -25,7 +25,7 @@ from headrace.model.subscription import DEAD_SUFFIX
 
 LocatedBatch = tuple[Topic, int, Batch]
 """A batch, and the topic and partition where it goes."""
-StoreProcessed = Callable[[list[LocatedBatch], int], Any]
+StoreProcessed = Callable[[list[LocatedBatch], int], PendingAnswer[Any]]
 """Stores a processed batch and its dead letters, at this time."""
 
 
@@ -104,7 +104,9 @@ class PublishPipeline:
                 raise processed.refusal(topic.name.topic)
             if made.count:
                 check_messages(made.columns(), topic.settings.message_bytes_max, str(topic))
-            return store([(topic, partition, made), *self._letters(topic, partition, processed, now_us)], now_us)
+            stored = store([(topic, partition, made), *self._letters(topic, partition, processed, now_us)], now_us)
+            stored.then(lambda outcome: self._tell(topic, partition, processed, outcome, now_us))
+            return stored
 
         context = msgspec.structs.replace(publish_context(topic, partition, now_us), client=client)
         answer: PendingAnswer[Any] = PendingAnswer()
@@ -113,6 +115,25 @@ class PublishPipeline:
         except HeadraceError as error:
             answer.resolve(error)
             return answer
+        if isinstance(outcome, PendingAnswer):
+            return outcome
+        answer.resolve(outcome)
+        return answer
+
+    def sift(
+        self, topic: Topic, partition: int, batch: Batch, now_us: int, client: str = ""
+    ) -> PendingAnswer[SiftedBatch]:
+        """Process a forwarded batch, after those of its partition that came before.
+
+        Resolves with what is left of it and what is refused, or with an error: then it may be tried again.
+        """
+        assert topic.middleware is not None
+        answer: PendingAnswer[SiftedBatch] = PendingAnswer()
+        context = msgspec.structs.replace(publish_context(topic, partition, now_us), client=client)
+        try:
+            outcome = self._runner.run(topic.middleware, topic.id, batch, context, lambda sifted, _: sifted, sifts=True)
+        except HeadraceError as error:
+            outcome = error
         if isinstance(outcome, PendingAnswer):
             return outcome
         answer.resolve(outcome)
@@ -166,11 +187,17 @@ class PublishPipeline:
 
         def committed(outcome: list[PartitionOffset] | HeadraceError) -> None:
             answer.resolve(_published(topic, active, processed, outcome, now_us))
+            self._tell(topic, active.number, processed, outcome, now_us)
             self._applied(topic, active.number).then(until.resolve)
 
         batches = [(topic, active.number, processed.batch), *letters]
         self._transactions.commit_internal(batches, [], now_us).then(committed)
         return Held(answer, until)
+
+    def _tell(self, topic: Topic, partition: int, processed: ProcessedBatch, outcome: object, now_us: int) -> None:
+        """Tell observers of dead letters, if they are stored."""
+        for part in processed.dead if not isinstance(outcome, HeadraceError) else ():
+            self._dead_letters.refused(topic, partition, part.middleware, part.reasons, now_us)
 
     def _letters(self, topic: Topic, partition: int, processed: ProcessedBatch, now_us: int) -> list[LocatedBatch]:
         """The dead letters of a batch, and where they go."""

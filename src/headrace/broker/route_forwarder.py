@@ -11,6 +11,8 @@ from crc32c import crc32c
 
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.failure_log import FailureLog
+from headrace.broker.middleware_chain import SiftedBatch
+from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.route_facts import RouteTargetBound
 from headrace.broker.route_slice import SliceReader, SourceSlice
@@ -41,12 +43,14 @@ _READ_COST = 40
 _OPEN_COST = 500
 _RETRY_US = 1_000_000
 _REST = 2
-_REST_US_MAX = 100_000
-"""After the syncs of a slice, the disk is left to publishers for so many times as long as they took, and at most for so
-long: each slice has as many syncs as targets.
+_REST_US_MAX = 200_000
+"""After a slice, the disk is left to publishers for so many times as long as the syncs of its targets take, and at most
+for so long; a full slice does not wait.
 """
 
 Marks = dict[tuple[int, int], int]
+Sift = Callable[[Topic, int, Batch, int], PendingAnswer[SiftedBatch]]
+"""Passes a batch for a topic and partition through the topic's middleware."""
 
 
 class ForwarderQueue:
@@ -114,8 +118,15 @@ class RouteForwarder:
         queue: ForwarderQueue,
         failures: FailureLog,
         check_room: Callable[[Topic], None],
+        sift: Sift,
     ) -> None:
-        """A forwarder at an offset; `check_room` raises when a topic takes no messages at the moment."""
+        """A forwarder at an offset; `check_room` raises when a topic takes no messages at the moment.
+
+        `sift` passes batches through the middleware of their targets.
+        """
+        self._sift = sift
+        self._awaited: PendingAnswer[SiftedBatch] | None = None
+        """What the steps wait for."""
         self._source = source
         self.number = number
         self.position = position
@@ -206,6 +217,8 @@ class RouteForwarder:
                 self._steps = self._forward(now_us)
             for cost in self._steps:
                 used += cost
+                if self._awaited is not None:
+                    return used  # the answer adds it to the queue
                 if used >= cost_max or self._version != self._source.version:
                     self._queue.add(self)
                     return used
@@ -231,6 +244,8 @@ class RouteForwarder:
         active, reader = self._active, self._reader
         assert active is not None
         assert reader is not None
+        if reader.partition is not active.delivered:  # the topic got middleware that changes deliveries
+            reader = self._reader = SliceReader(active.delivered, self.name)
         self._skip_removed(active)
         position, end = self.position, active.end_offset
         change = self._source.next_change(self.number, position)
@@ -250,7 +265,9 @@ class RouteForwarder:
         reader.release(found.end)
         if self._source.changing:
             self._source.forget_passed()
-        unsynced = _UnsyncedSlice(found.end, list(touched), self._queue.now_us, self._on_synced)
+        syncs_us = sum(target.partition.sync_latency_us for target in touched)
+        self._rest_us = self._queue.now_us + syncs_us + min(_REST * syncs_us, _REST_US_MAX)
+        unsynced = _UnsyncedSlice(found.end, list(touched), self._on_synced)
         self._unsynced.append(unsynced)
         unsynced.wait()
 
@@ -283,7 +300,13 @@ class RouteForwarder:
                 parts = list(writer.fitting(parts, target, bound.message_bytes_max, undelivered))
             indexes = parts[0][1] if len(parts) == 1 else sorted(chain.from_iterable(part for _, part in parts))
             for number, some in writer.by_partition(indexes, self.number, bound.partitions):
-                touched[self._write(topic, number, writer, some)] = None
+                if topic.middleware is None:
+                    touched[self._write(topic, number, writer, some)] = None
+                else:
+                    refused = yield from self._write_sifted(topic, number, writer, some, touched)
+                    for index, reason in refused.items():
+                        route = next(route for route, part in parts if index in part)
+                        undelivered.add(route, [index], target, reason)
                 yield _APPEND_COST
         for name, letters in undelivered.by_topic.items():
             yield from self._write_undelivered(name, letters, writer, touched)
@@ -296,6 +319,48 @@ class RouteForwarder:
             self._check(topic, active)
             active.forwarded(writer.encoded(missing, topic), writer.now_us)
         return active
+
+    def _write_sifted(
+        self,
+        topic: Topic,
+        number: int,
+        writer: "_SliceWriter",
+        indexes: Sequence[int],
+        touched: dict[ActivePartition, None],
+    ) -> Generator[int, None, dict[int, str]]:
+        """Append what a topic's middleware leaves of messages; returns why it refuses others.
+
+        After a crash the partition may have the messages already; what is refused must be found again.
+        """
+        active = self._topics.active(topic, number)
+        missing = self._missing(active, writer, indexes)
+        sifted = yield from self._sifted(topic, number, writer, indexes)
+        refused = {indexes[index]: reason for index, reason in sifted.refused.items()}
+        if missing and len(missing) < len(indexes):
+            sifted = yield from self._sifted(topic, number, writer, missing)
+        if missing and sifted.batch is not None:
+            self._check(topic, active)
+            active.forwarded(sifted.batch, writer.now_us)
+        touched[active] = None
+        return refused
+
+    def _sifted(
+        self, topic: Topic, number: int, writer: "_SliceWriter", indexes: Sequence[int]
+    ) -> Generator[int, None, SiftedBatch]:
+        """Wait for the middleware of a topic."""
+        yield _MESSAGE_COST * len(indexes)
+        answer = self._sift(topic, number, writer.encoded(indexes, topic), writer.now_us)
+        if not answer.resolved:
+            answer.then(lambda _: self._queue.add(self))
+            while not answer.resolved:
+                self._awaited = answer
+                yield 0
+                self._awaited = None
+        outcome = answer.outcome
+        if isinstance(outcome, HeadraceError):
+            raise outcome
+        assert outcome is not None
+        return outcome
 
     def _write_undelivered(
         self,
@@ -368,7 +433,7 @@ class RouteForwarder:
     def _open(self) -> None:
         source = self._source
         active = self._active = self._topics.active(source.topic, self.number)
-        self._reader = SliceReader(active.partition, self.name)
+        self._reader = SliceReader(active.delivered, self.name)
         if not active.partition.durable and self.position < active.partition.first_offset:
             self.position = self.synced_position = active.partition.first_offset  # the rest is gone since a restart
 
@@ -387,11 +452,8 @@ class RouteForwarder:
 
     def _on_synced(self) -> None:
         """Count slices as forwarded whose targets are synced, and forward what came meanwhile."""
-        now_us = self._queue.now_us
         while self._unsynced and not self._unsynced[0].waiting:
-            done = self._unsynced.popleft()
-            self.synced_position = max(self.synced_position, done.end)
-            self._rest_us = now_us + min(_REST * (now_us - done.begun_us), _REST_US_MAX)
+            self.synced_position = max(self.synced_position, self._unsynced.popleft().end)
         if not self._unsynced:
             self.plan()
 
@@ -399,9 +461,8 @@ class RouteForwarder:
 class _UnsyncedSlice:
     """A slice that was forwarded, until its targets are synced."""
 
-    def __init__(self, end: int, targets: list[ActivePartition], begun_us: int, on_synced: Callable[[], None]) -> None:
+    def __init__(self, end: int, targets: list[ActivePartition], on_synced: Callable[[], None]) -> None:
         self.end = end
-        self.begun_us = begun_us
         self.waiting = len(targets)
         self._targets = targets
         self._failed: list[ActivePartition] = []

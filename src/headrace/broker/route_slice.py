@@ -65,7 +65,7 @@ class SliceReader:
     """Reads a partition in slices; a large batch is decoded once, although it is read in several."""
 
     def __init__(self, partition: Partition, name: str) -> None:
-        self._partition = partition
+        self.partition = partition
         self._name = name
         self._last: tuple[Batch, Columns, Sequence[int]] | None = None
         """The last batch that was read, as only a part of it may have been needed."""
@@ -105,7 +105,7 @@ class SliceReader:
             position = last[0].next_offset
         if position >= end:
             return
-        for batch in self._partition.batches(position, end):
+        for batch in self.partition.batches(position, end):
             try:
                 columns = batch.columns()
             except InvalidBatch as error:

@@ -19,14 +19,16 @@ from headrace.broker.route_facts import (
     SourceState,
     target_names,
 )
-from headrace.broker.route_forwarder import ForwarderQueue, RouteForwarder
+from headrace.broker.route_forwarder import ForwarderQueue, RouteForwarder, Sift
 from headrace.broker.route_graph import RouteGraph
 from headrace.broker.route_table import CompiledRoute
 from headrace.broker.routed_source import RoutedSource
+from headrace.broker.signal import Signal
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.turns import Turns
-from headrace.model.errors import HeadraceError, LimitExceeded, RouteExists, RouteNotFound
+from headrace.broker.views import check_stores
+from headrace.model.errors import HeadraceError, InvalidArgument, LimitExceeded, RouteExists, RouteNotFound
 from headrace.model.limits import ROUTE_CONTENT_MAX, ROUTES_MAX
 from headrace.model.request import Answer, Request
 from headrace.model.requests import Done
@@ -64,8 +66,13 @@ class RouteRegistry:
         ports: Ports,
         turns: Turns,
         check_room: Callable[[Topic], None],
+        sift: Sift,
     ) -> None:
-        """Go on with the routes in the ledger; `check_room` raises when a topic takes no messages at the moment."""
+        """Go on with the routes in the ledger; `check_room` raises when a topic takes no messages at the moment.
+
+        `sift` passes batches through the middleware of their targets.
+        """
+        self._sift = sift
         self._topics = topics
         self._ledger = ledger
         self._state = ledger.state.routes
@@ -73,6 +80,8 @@ class RouteRegistry:
         self._turns = turns
         self._check_room = check_room
         self._queue = ForwarderQueue(turns, ports)
+        self.changed: Signal[RouteDefinition, str, int] = Signal()
+        """A route was `created`, `altered` or `deleted`, with the time."""
         self._sources: dict[int, RoutedSource] = {}
         self._graph = RouteGraph()
         self._advance_us = 0
@@ -128,12 +137,20 @@ class RouteRegistry:
             return self._ledger.durably(self._info(before))
         if before is None and len(self) >= ROUTES_MAX:
             raise LimitExceeded(f"there are {ROUTES_MAX} routes, which is the maximum; remove some")
+        self._check_views(route)
         self._check(route, before)
         CompiledRoute(RouteStored(route, 0, 0, 0, {}))  # raises if its query cannot be used
         topic = self._topics.get_or_create(route.source, now_us)
         for target in route.targets:
             self._topics.get_or_create(target, now_us)
         return self._ledger.durably(self._info(self._store(route, topic, before, now_us)))
+
+    def _check_views(self, route: RouteDefinition) -> None:
+        """Refuse virtual topics: they store nothing; instead of a route from one, make a route by content."""
+        for name, action in ((route.source, "route from"), *((name, "route to") for name in target_names(route))):
+            topic = self._topics.find(name)
+            if topic is not None:
+                check_stores(str(topic), topic.settings, action)
 
     def _check(self, route: RouteDefinition, before: RouteStored | None) -> None:
         """Refuse a route that would close a loop, or is one too many of its kind."""
@@ -174,6 +191,7 @@ class RouteRegistry:
         if before is not None:
             self._end(before, until)
         routed.start()
+        self.changed(route, "created" if before is None else "altered", now_us)
         return fact
 
     def remove(self, request: RouteRemove, now_us: int) -> PendingAnswer[Done]:
@@ -182,6 +200,7 @@ class RouteRegistry:
         until = self._ends(self._topics.by_id[fact.source_id])
         self._ledger.record(now_us, RouteRemoved(fact.id, fact.source_id, until))
         self._end(fact, until)
+        self.changed(fact.definition, "deleted", now_us)
         return self._ledger.durably(Done())
 
     def _end(self, fact: RouteStored, until: OffsetsByPartition) -> None:
@@ -279,6 +298,10 @@ class RouteRegistry:
     def _bindings_of(self, name: str, topic_id: int, settings: TopicSettings | None) -> Sequence[AnyFact]:
         """The facts that tell what a name means to the sources of routes, when the topic of that name changes."""
         facts: list[AnyFact] = []
+        if settings is not None and settings.view_of is not None and self._state.users.get(name):
+            raise InvalidArgument(
+                f"routes write to {name}, so it cannot be a view: choose another name, or remove them"
+            )
         for source_id in sorted(self._state.users.get(name, ())):
             source, state = self._sources.get(source_id), self._state.sources.get(source_id)
             if source is None or state is None:
@@ -308,7 +331,7 @@ class RouteRegistry:
                     state.source_id, name, fact.topic_id, settings, dict(state.positions)))  # fmt: skip
         return facts
 
-    def _topic_changed(self, topic: Topic, _: int) -> None:
+    def _topic_changed(self, topic: Topic, now_us: int) -> None:
         """A topic was created, deleted or got more partitions."""
         source = self._sources.get(topic.id)
         if source is not None:
@@ -322,6 +345,7 @@ class RouteRegistry:
                 for route in source.routes.values():
                     if route.until is None:
                         self._graph.remove(str(topic), target_names(route.definition))
+                        self.changed(route.definition, "deleted", now_us)
                 del self._sources[topic.id]
         self._topic_altered(topic, 0)
 
@@ -343,7 +367,7 @@ class RouteRegistry:
 
     def _add_forwarder(self, source: RoutedSource, number: int, position: int) -> None:
         source.forwarders[number] = RouteForwarder(
-            source, number, position, self._topics, self._queue, self._ledger.failures, self._check_room
+            source, number, position, self._topics, self._queue, self._ledger.failures, self._check_room, self._sift
         )
 
     def _forget_unused(self, source: RoutedSource) -> None:

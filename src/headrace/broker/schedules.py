@@ -27,6 +27,7 @@ from headrace.broker.signal import Signal
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
+from headrace.broker.views import check_stores
 from headrace.model.batch import Batch, Columns, check_messages, encode
 from headrace.model.errors import (
     HeadraceError,
@@ -39,6 +40,7 @@ from headrace.model.errors import (
     PartitionNotFound,
     ScheduleExists,
     ScheduleNotFound,
+    TopicIsView,
     TopicNotFound,
 )
 from headrace.model.headers import header_bytes, replaced_headers
@@ -85,7 +87,7 @@ _OUTDATED_MAX = 1000
 _SEARCHED_BYTES = 16 << 20
 _NEXT_MAX = 1000
 
-_NEVER = (TopicNotFound, PartitionNotFound, MessageTooLarge, LimitExceeded, InvalidArgument)
+_NEVER = (TopicNotFound, TopicIsView, PartitionNotFound, MessageTooLarge, LimitExceeded, InvalidArgument)
 """Errors that a retry does not fix."""
 
 
@@ -154,6 +156,7 @@ class ScheduleRunner:
             rule = msgspec.structs.replace(rule, paused=True)
         kept, entry = self._replaced(rule, before, now_us)
         topic = self._topics.get_or_create(rule.topic, now_us)
+        check_stores(str(topic), topic.settings, "publish to")
         columns = _columns(rule, [now_us])
         check_messages(columns, topic.settings.message_bytes_max, rule.topic)
         _partition(rule, topic)
@@ -405,6 +408,7 @@ class ScheduleRunner:
     ) -> PendingAnswer[list[PartitionOffset]]:
         """Publish runs and record them, atomically; without `done_us` it is an additional run."""
         rule = kept.definition
+        check_stores(str(topic), topic.settings, "publish to")
         number = _partition(rule, topic)
         batch = encode(_columns(rule, times_us), now_us, codec=topic.settings.compression.codec)
         place = ScheduleRunLocation(topic.id, number, now_us)

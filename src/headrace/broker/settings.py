@@ -34,6 +34,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Record events about the bus from the start, in the topic headrace.events; else when the first observer asks."""
 
     def __post_init__(self) -> None:
+        if self.topic.middleware:
+            raise InvalidArgument("middleware cannot be a default of new topics: give it to one topic")
+        if self.topic.view_of is not None:
+            raise InvalidArgument("view_of and view_query cannot be defaults of new topics: give them to one topic")
         for name in ("topics_max", "journal_bytes"):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} must be more than 0, not {getattr(self, name)}")

@@ -52,6 +52,11 @@ class Subscription:
     def __str__(self) -> str:
         return f"{self.topic}/{self.name}"
 
+    @property
+    def address(self) -> str:
+        """What the header of a message that is for this subscription alone says; views share a topic's messages."""
+        return str(self) if self.topic.is_view else self.name
+
     def check(self) -> None:
         """Refuse a subscription that failed."""
         if self.failure:

@@ -91,7 +91,7 @@ class SubscriptionAdmin:
     def _alter(self, request: SubscriptionAlter, now_us: int) -> TimedSteps:
         found = yield from self._idle(request.topic, request.subscription)
         settings = subscription_settings(request.settings, found.settings)
-        check_dead_letters(found.topic, settings)
+        check_dead_letters(self._topics, found.topic, settings)
         before = found.fact
         fact = SubscriptionSet(
             before.id, before.topic_id, before.name, before.created_us, settings.as_dict(), before.starts

@@ -55,7 +55,7 @@ class SubscriptionPolicies:
 
     def check(self, topic: Topic) -> None:
         """Refuse a publish to a topic while one of its subscriptions is full."""
-        for subscription in self._registry.of_topic(topic):
+        for subscription in self._registry.reading(topic):
             if _refuses(subscription) and (limit := _reached(subscription)):
                 raise SubscriptionFull(
                     f"the leased subscription {subscription} has as many unsettled messages as its {limit} allows; "
@@ -86,8 +86,8 @@ class SubscriptionPolicies:
 
     def _changed(self, subscription: Subscription) -> None:
         """Apply the settings of a subscription that was added, altered or removed."""
-        topic, registry = subscription.topic, self._registry
-        if any(_refuses(one) for one in registry.of_topic(topic)):
+        topic, registry = self._registry.source_of(subscription), self._registry
+        if any(_refuses(one) for one in registry.reading(topic)):
             self.refusing.add(topic.id)
         else:
             self.refusing.discard(topic.id)
@@ -179,7 +179,7 @@ def _unsettled(subscription: Subscription) -> tuple[int, float]:
     """The number of unsettled messages, including those not scanned yet, and an estimate of their bytes."""
     messages, size_bytes = 0, 0.0
     for number, index in subscription.indexes.items():
-        stored = subscription.topic.active_partitions[number].partition
+        stored = subscription.topic.active_partitions[number].partition.stored
         count = index.staying_count + stored.next_offset - index.end
         messages += count
         size_bytes += count * stored.size_bytes / max(stored.next_offset - stored.first_offset, 1)

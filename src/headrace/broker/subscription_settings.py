@@ -3,16 +3,25 @@
 from contextlib import suppress
 from typing import Any
 
-from headrace.broker.topics import Topic
+from headrace.broker.topics import Topic, TopicRegistry
+from headrace.broker.views import check_stores
 from headrace.model.errors import InvalidArgument
 from headrace.model.subscription import SubscriptionSettings, subscription_settings
 from headrace.model.topic import Validity, parse_topic
 
 
-def check_dead_letters(topic: Topic, settings: SubscriptionSettings) -> None:
-    """Refuse to put dead messages where they would be handed out again."""
-    if settings.dead_letter_topic and parse_topic(settings.dead_letter_topic) == topic.name:
+def check_dead_letters(topics: TopicRegistry, topic: Topic, settings: SubscriptionSettings) -> None:
+    """Refuse to put dead messages where they would be handed out again, or cannot be stored."""
+    if not settings.dead_letter_topic:
+        return
+    name = parse_topic(settings.dead_letter_topic)
+    if name == topic.name:
         raise InvalidArgument(f"dead_letter_topic cannot be {topic} itself: give another topic")
+    if name == topics.source_of(topic).name:
+        raise InvalidArgument(f"dead_letter_topic cannot be {name}, from which {topic} reads: give another topic")
+    target = topics.find(settings.dead_letter_topic)
+    if target is not None:
+        check_stores(str(target), target.settings, "put dead letters into")
 
 
 def ttl_us(topic: Topic) -> int | None:

@@ -38,6 +38,10 @@ OPENING_WORK = 4
 """Units of work in a slice: reading a part of an open partition is one unit, opening a partition is several."""
 
 
+VIEW_OFFSETS = 1000
+"""Offsets of a view's partition that are filtered in one turn."""
+
+
 class SubscriptionRegistry:
     """All leased subscriptions, by topic and name."""
 
@@ -80,6 +84,14 @@ class SubscriptionRegistry:
     def of_topic(self, topic: Topic) -> list[Subscription]:
         """The subscriptions of a topic."""
         return list(self._by_topic.get(topic.id, ()))
+
+    def reading(self, topic: Topic) -> list[Subscription]:
+        """The subscriptions of a topic and of the virtual topics that read from it."""
+        return [one for each in self._topics.with_views(topic) for one in self.of_topic(each)]
+
+    def source_of(self, subscription: Subscription) -> Topic:
+        """The topic that stores a subscription's messages."""
+        return self._topics.source_of(subscription.topic)
 
     def find(self, topic: Topic, name: str) -> Subscription | None:
         """The subscription of that name, if there is one."""
@@ -137,7 +149,7 @@ class SubscriptionRegistry:
         self, topic: Topic, name: str, settings: SubscriptionSettings, starts: dict[int, int], now_us: int
     ) -> Subscription:
         """Write a new subscription to the journal; it is not open yet."""
-        check_dead_letters(topic, settings)
+        check_dead_letters(self._topics, topic, settings)
         number = self._ledger.state.leased.subscription_id + 1
         fact = SubscriptionSet(number, topic.id, checked_subscription(name), now_us, settings.as_dict(), starts)
         self._ledger.record(now_us, fact)
@@ -206,8 +218,11 @@ class SubscriptionRegistry:
         stale = list(subscription.stale)
         for number in stale:
             try:
-                active = self._topics.active(subscription.topic, number)
-                subscription.indexes[number].catch_up(active.end_offset, now_us)
+                active, index = self._topics.active(subscription.topic, number), subscription.indexes[number]
+                end_offset = active.end_offset
+                if subscription.topic.is_view:  # whose messages are filtered now
+                    end_offset = min(end_offset, index.end + VIEW_OFFSETS)
+                index.catch_up(end_offset, now_us)
             except (HeadraceError, OSError) as error:
                 logger.warning(
                     "published messages not read; trying again  subscription=%s partition=%s reason=%s",
@@ -216,6 +231,9 @@ class SubscriptionRegistry:
                     error,
                 )
                 continue  # it is tried again with the next request, or tick
+            if index.end < active.end_offset:
+                self._scan_later(subscription)
+                continue
             subscription.stale.discard(number)
             active.listen(subscription.listeners[number])
         if stale:
@@ -229,12 +247,12 @@ class SubscriptionRegistry:
     def consumed_offset(self, topic: Topic, partition: int) -> int | None:
         """The offset before which all leased subscriptions have settled everything; None when the topic has none."""
         leased = self._ledger.state.leased
-        floors = [leased.partition(one.id, partition).floor for one in self.of_topic(topic)]
+        floors = [leased.partition(one.id, partition).floor for one in self.reading(topic)]
         return min(floors, default=None)
 
     def settled_rules(self, topic: Topic, partition: int) -> list[Callable[[int], bool]]:
         """For each leased subscription a function that tells which messages are settled; none unless most are."""
-        found = [one.indexes.get(partition) for one in self.of_topic(topic)]
+        found = [one.indexes.get(partition) for one in self.reading(topic)]
         indexes = [index for index in found if index is not None]
         active = topic.active_partitions[partition]
         stored = active.partition.next_offset - active.partition.first_offset
@@ -339,7 +357,8 @@ class SubscriptionRegistry:
                         now_us = yield
                         if subscription.closings != closings:
                             return
-                index.catch_up(active.end_offset, now_us)
+                if not topic.is_view:
+                    index.catch_up(active.end_offset, now_us)
             except Exception as error:  # noqa: BLE001 it is told
                 self.fail(subscription, error)
                 return
@@ -347,6 +366,8 @@ class SubscriptionRegistry:
             index.watch(partial(subscription.schedule.changed.add, number))
             subscription.listeners[number] = partial(self._more, subscription, number)
             active.listen(subscription.listeners[number])
+            if topic.is_view:
+                self._more(subscription, number)  # in turns, what was published while the partition was opened
 
     def _opened(
         self, subscription: Subscription, number: int, active: ActivePartition, now_us: int
@@ -354,7 +375,9 @@ class SubscriptionRegistry:
         """A partition's index, and the steps in which it reads the log; a last step marks the end."""
         state = self._ledger.state.leased
         settings, lives_us = subscription.settings, ttl_us(subscription.topic)
-        index = state.open_partition(subscription.id, number, active.partition, settings, lives_us, active.delivered)
+        index = state.open_partition(
+            subscription.id, number, active.partition, settings, lives_us, subscription.address, active.delivered
+        )
         return index, chain(index.load(active.end_offset, now_us), [None])
 
     def _more(self, subscription: Subscription, number: int) -> None:
@@ -363,6 +386,12 @@ class SubscriptionRegistry:
             subscription.takes_in = True
             self._turns.call_soon(partial(self._scan_published, subscription))
         subscription.stale.add(number)
+
+    def _scan_later(self, subscription: Subscription) -> None:
+        """Read more of what was published in the next turn."""
+        if not subscription.takes_in:
+            subscription.takes_in = True
+            self._turns.call_at_turn_end(partial(self._scan_published, subscription))
 
     def _scan_published(self, subscription: Subscription, now_us: int) -> None:
         subscription.takes_in = False

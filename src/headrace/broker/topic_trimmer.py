@@ -11,6 +11,7 @@ from headrace.broker.ports import Ports
 from headrace.broker.routes import RouteRegistry
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.topics import Topic, TopicRegistry
+from headrace.broker.views import check_stores
 from headrace.engines.api import as_headrace_error
 from headrace.model.errors import DiskFull, HeadraceError, InternalError, InvalidArgument, TopicNotFound
 from headrace.model.request import Answer
@@ -47,6 +48,7 @@ class TopicTrimmer:
             raise TopicNotFound(
                 f"the topic {topic} was deleted and created again: its id is {topic.id}, not {request.topic_id}"
             )
+        check_stores(str(topic), topic.settings, "trim")
         if topic.settings.key_versions:
             raise InvalidArgument(
                 f"{topic} cannot be trimmed: it has key_versions, which count all messages of a key; use "

@@ -9,34 +9,30 @@ from types import MappingProxyType
 
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.assignment import wanted_topics
-from headrace.broker.delivery_middleware import DeliveryMiddleware
 from headrace.broker.facts import (
     AnyFact,
-    IdsReserved,
     OffsetsCommitted,
     OffsetsReserved,
     ProducersCheckpointed,
     TopicDeleted,
-    TopicFilesRemoved,
     TopicSet,
     partition_name,
 )
-from headrace.broker.inspection import knows, proof_of_loss
 from headrace.broker.ledger import Ledger
-from headrace.broker.middleware_chain import MiddlewareChain, make_chain
+from headrace.broker.middleware_chain import MiddlewareChain
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.signal import Signal
+from headrace.broker.topic_files import TopicFiles
+from headrace.broker.topic_middleware import TopicMiddleware
+from headrace.broker.views import ActiveView, ViewFactory, inherited, new_view_settings
 from headrace.engines.api import (
-    DataDirectory,
-    DeliveredPartition,
     DerivedCache,
     Partition,
     PartitionOwner,
     Store,
-    as_headrace_error,
 )
 from headrace.model.errors import (
     HeadraceError,
@@ -45,9 +41,11 @@ from headrace.model.errors import (
     PartitionNotFound,
     TopicExists,
     TopicFailed,
+    TopicHasViews,
+    TopicIsView,
     TopicNotFound,
 )
-from headrace.model.middleware import LoadMiddleware, MiddlewareContext
+from headrace.model.middleware import LoadMiddleware
 from headrace.model.request import Answer
 from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList
 from headrace.model.suggestions import nearest, question
@@ -82,6 +80,11 @@ class Topic:
     def __str__(self) -> str:
         return str(self.name)
 
+    @property
+    def is_view(self) -> bool:
+        """Whether it is a virtual topic, which has no files of its own."""
+        return self.settings.view_of is not None
+
     def partition_name(self, number: int) -> str:
         """The name of a partition's log, unique among all topics ever created."""
         return partition_name(self.id, number)
@@ -98,13 +101,13 @@ class TopicRegistry:
     def __init__(
         self, store: Store, ledger: Ledger, ports: Ports, settings: BrokerSettings, load_middleware: LoadMiddleware
     ) -> None:
-        self._load_middleware = load_middleware
+        cache = DerivedCache()
+        self._middleware = TopicMiddleware(load_middleware, cache)
         self._store = store
         self._ledger = ledger
         self._ports = ports
         self._settings = settings
         self._boot_id = store.boot_id
-        self._derived_cache = DerivedCache()
         self.ballast = store.ballast
         self.changed: Signal[Topic, int] = Signal()
         """Emitted when a topic is created, deleted or gets more partitions, with the time."""
@@ -120,18 +123,40 @@ class TopicRegistry:
         self._counts: dict[str, int] = {}
         self.partitions: Mapping[str, int] = MappingProxyType(self._counts)
         """A live view of partition counts by topic name."""
+        self._view_factory = ViewFactory(ports, cache)
+        self._views: dict[int, dict[int, Topic]] = {}
+        """The views of each topic that has any, by the ids of both."""
         for fact in ledger.state.topics.values():
             topic = _opened(fact)
             self._open_middleware(topic)
             self._add(topic)
-        if store.data is not None:
-            self._check_files(store.data)
+        for topic in self:
+            self._attach_view(topic)
+        self._files = TopicFiles(store.data, ledger, ports)
+        self._files.check()
 
     def __len__(self) -> int:
         return len(self.by_id)
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self.by_id.values()))
+
+    def log_view_failures(self, now_us: int) -> None:
+        """Log what the queries of views have failed on."""
+        self._view_factory.log_failures(now_us)
+
+    def views_of(self, topic: Topic) -> list[Topic]:
+        """The virtual topics that read from a topic."""
+        return list(self._views[topic.id].values()) if topic.id in self._views else []
+
+    def with_views(self, topic: Topic) -> list[Topic]:
+        """A topic and the virtual topics that read from it: whoever reads one of them needs its messages."""
+        return [topic, *self.views_of(topic)]
+
+    def source_of(self, topic: Topic) -> Topic:
+        """The topic that stores a topic's messages: the source of a view, any other topic itself."""
+        view_of = topic.settings.view_of
+        return topic if view_of is None else self.find(view_of) or topic
 
     def active_partitions(self) -> Iterator[ActivePartition]:
         """All open partitions."""
@@ -199,20 +224,65 @@ class TopicRegistry:
             raise LimitExceeded(
                 f"there are {len(self.by_id)} topics, which is the maximum; delete some, or raise topics_max"
             )
-        settings = topic_settings(request.settings, self._defaults(request))
-        self._check_storage(settings)
-        middleware = self._make_middleware(settings)  # first what may go wrong
+        if request.settings.get("view_of") is not None or request.settings.get("view_query") is not None:
+            settings = self._view_settings(name, request)
+        else:
+            settings = topic_settings(request.settings, self._defaults(request))
+            self._check_storage(settings)
+        middleware = self._middleware.make(settings)  # first what may go wrong
         fact = TopicSet(self._ledger.state.topic_id + 1, str(name), now_us, settings.as_dict())
         self._ledger.record(now_us, fact, *self._companions_of(str(name), fact.id, settings))
         topic = Topic(fact, settings)
         topic.middleware = middleware
         self._add(topic)
+        self._attach_view(topic)
         self.changed(topic, now_us)
         return topic
+
+    def _view_settings(self, name: TopicName, request: TopicCreate) -> TopicSettings:
+        """The settings of a new view: its source's, and its query."""
+        given = new_view_settings(name, request.settings)
+        assert given.view_of is not None
+        source = self.get(given.view_of)
+        if source.is_view:
+            raise TopicIsView(
+                f"{source} is a virtual topic itself: make {name} a view of its source, {source.settings.view_of}",
+                view_of=source.settings.view_of,
+            )
+        if source.name.tenant != name.tenant:
+            raise InvalidArgument(f"a view and its source belong to one tenant, and {name} and {source} do not")
+        count = request.settings.get("partitions")
+        if count not in (None, source.settings.partitions):
+            raise InvalidArgument(
+                f"a view has as many partitions as its source, {source.settings.partitions}, not {count}: leave it out"
+            )
+        return inherited(source.settings, str(source), given.view_query)
+
+    def _attach_view(self, topic: Topic) -> None:
+        """Connect a view with its source, whose settings it has; without a source it fails."""
+        view_of = topic.settings.view_of
+        if view_of is None or topic.failure:
+            return
+        source = self.find(view_of)
+        if source is None or source.is_view:
+            topic.failure = f"its source {view_of} is missing: delete this view"
+            logger.error("view failed; delete it  view=%s reason=%s", topic, topic.failure)
+            return
+        self._views.setdefault(source.id, {})[topic.id] = topic
+        topic.settings = inherited(source.settings, view_of, topic.settings.view_query)
+        self._counts[str(topic)] = topic.settings.partitions
 
     def alter(self, name: str, given: dict[str, object], now_us: int) -> Topic:
         """Change a topic's settings; storage is fixed, and the partition count can only grow."""
         topic = self.known(name)
+        if topic.is_view:
+            raise TopicIsView(
+                f"the settings of {topic}, a virtual topic, are those of its source, {topic.settings.view_of}: alter "
+                f"that one; for another view_query delete {topic} and create it again",
+                view_of=topic.settings.view_of,
+            )
+        if given.get("view_of") is not None or given.get("view_query") is not None:
+            raise InvalidArgument(f"{topic} is no virtual topic and cannot become one; create another topic as a view")
         settings = topic_settings(given, topic.settings)
         if settings.storage is not topic.settings.storage:
             raise InvalidArgument("a topic's storage cannot be changed; create another topic and copy the messages")
@@ -223,36 +293,63 @@ class TopicRegistry:
                 f"the partitions of {topic} cannot become more while it has key_versions: keys would move to other "
                 "partitions, where their versions begin anew; create another topic and copy the messages"
             )
-        middleware = self._altered_middleware(topic, settings)
-        fact = TopicSet(topic.id, str(topic), topic.created_us, settings.as_dict(), topic.revision + 1)
-        self._ledger.record(now_us, fact, *self._companions_of(str(topic), topic.id, settings))
+        middleware = self._middleware.alter(topic.middleware, topic.settings, settings, anew=bool(topic.failure))
+        altered = [(topic, settings)]
+        altered += [(view, inherited(settings, str(topic), view.settings.view_query)) for view in self.views_of(topic)]
+        facts = [
+            TopicSet(each.id, str(each), each.created_us, given.as_dict(), each.revision + 1) for each, given in altered
+        ]
+        self._ledger.record(now_us, *facts, *self._companions_of(str(topic), topic.id, settings))
         grown = settings.partitions > topic.settings.partitions
-        topic.settings, topic.revision, topic.failure = settings, fact.revision, ""
         topic.middleware = middleware
+        for each, others in altered:
+            self._apply_settings(each, others, now_us)
+        for each, _ in altered if grown else ():
+            self.changed(each, now_us)
+        for each, _ in altered:
+            self.altered(each, now_us)
+        return topic
+
+    def _apply_settings(self, topic: Topic, settings: TopicSettings, now_us: int) -> None:
+        """Use other settings, which the journal has, from now on."""
+        topic.settings, topic.revision, topic.failure = settings, topic.revision + 1, ""
         self._counts[str(topic)] = settings.partitions
         for active in topic.active_partitions.values():
             active.alter(settings, now_us)
-            self._apply_middleware(topic, active)
-            self._ports.background(partial(self._store_owner, active, topic.owner(active.number, self._identity)))
-        if grown:
-            self.changed(topic, now_us)
-        self.altered(topic, now_us)
-        return topic
+            if not topic.is_view:
+                self._middleware.apply(topic.name, topic.middleware, active)
+                self._ports.background(
+                    partial(self._files.store_owner, active, topic.owner(active.number, self._identity))
+                )
 
     def delete(self, name: str, now_us: int) -> None:
         """Delete a topic and its messages, and end its readers."""
         topic = self.known(name)
+        if views := sorted(map(str, self.views_of(topic))):
+            raise TopicHasViews(
+                f"{topic} cannot be deleted while virtual topics read from it: delete {', '.join(views)} first",
+                views=views,
+            )
         self._ledger.record(now_us, TopicDeleted(topic.id), *self._companions_of(str(topic), 0, None))
+        self._forget_view(topic)
         del self._by_name[topic.name], self._by_text[str(topic)], self.by_id[topic.id], self._counts[str(topic)]
         active_partitions, topic.active_partitions = topic.active_partitions, {}
         for active in active_partitions.values():
             active.end()
         self.changed(topic, now_us)
-        self._ledger.durably(Done()).then(partial(self._remove_files, topic.id, list(active_partitions.values())))
+        self._ledger.durably(Done()).then(partial(self._files.remove_once, topic.id, list(active_partitions.values())))
 
     def _companions_of(self, name: str, topic_id: int, settings: TopicSettings | None) -> Iterator[AnyFact]:
         for companions in self.companions:
             yield from companions(name, topic_id, settings)
+
+    def _forget_view(self, topic: Topic) -> None:
+        source = self.find(topic.settings.view_of) if topic.settings.view_of is not None else None
+        if source is not None and source.id in self._views:
+            self._views[source.id].pop(topic.id, None)
+            if not self._views[source.id]:
+                del self._views[source.id]
+        self._view_factory.forget(topic.id)
 
     def active(self, topic: Topic, number: int) -> ActivePartition:
         """A partition of a topic, opened on first use."""
@@ -301,9 +398,15 @@ class TopicRegistry:
             for at in numbers
         ]
         groups = self._ledger.state.groups_of(topic.id) if partitions else []
-        return TopicInfo(
+        info = TopicInfo(
             str(topic), topic.id, topic.created_us, topic.settings.as_dict(), active_partitions, groups, topic.failure
         )
+        if topic.id in self._views:
+            info.views = sorted(map(str, self.views_of(topic)))
+        if topic.is_view:
+            opened = topic.active_partitions.values()
+            info.view_failed = sum(each.failed_count for each in opened if isinstance(each, ActiveView))
+        return info
 
     def keep_producers(
         self, topic: Topic, active: ActivePartition, now_us: int, *, at_once: bool
@@ -362,40 +465,12 @@ class TopicRegistry:
         self._by_name[topic.name] = self._by_text[str(topic)] = self.by_id[topic.id] = topic
         self._counts[str(topic)] = topic.settings.partitions
 
-    def _make_middleware(self, settings: TopicSettings) -> MiddlewareChain | None:
-        if not settings.middleware:
-            return None
-        return make_chain(settings.middleware, self._load_middleware, round(settings.middleware_seconds * 1e6))
-
-    def _altered_middleware(self, topic: Topic, settings: TopicSettings) -> MiddlewareChain | None:
-        """The middleware of other settings; the same object if they are about something else, as it may have state."""
-        before, after = topic.settings, settings
-        unchanged = before.middleware == after.middleware and before.middleware_seconds == after.middleware_seconds
-        if unchanged and not topic.failure:
-            return topic.middleware
-        made = self._make_middleware(settings)
-        # An empty chain follows one that batches may still be on their way through: they keep their order.
-        return MiddlewareChain() if made is None and topic.middleware is not None else made
-
-    def _apply_middleware(self, topic: Topic, active: ActivePartition) -> None:
-        """Let a partition compress and deliver as the topic's middleware says."""
-        chain = topic.middleware
-        active.codec = None if chain is None else chain.codec
-        if chain is None or (not chain.delivering and active.delivered is active.partition):
-            return
-        context = MiddlewareContext(topic.name.topic, topic.name.tenant, active.number, 0)
-        delivery = DeliveryMiddleware(chain.delivering, context)
-        if isinstance(active.delivered, DeliveredPartition):
-            active.delivered.use(delivery)
-        else:
-            active.delivered = DeliveredPartition(active.partition, delivery, self._derived_cache)
-
     def _open_middleware(self, topic: Topic) -> None:
         """Make a stored topic's middleware; one that cannot be had isolates the topic."""
         if topic.failure or not topic.settings.middleware:
             return
         try:
-            topic.middleware = self._make_middleware(topic.settings)
+            topic.middleware = self._middleware.make(topic.settings)
         except HeadraceError as error:
             logger.error("topic failed; install its middleware, or alter it  topic=%s reason=%s", topic, error)
             topic.failure = str(error)
@@ -413,9 +488,12 @@ class TopicRegistry:
             )
 
     def _open(self, topic: Topic, number: int) -> ActivePartition:
+        if topic.is_view:
+            source = self.active(self.source_of(topic), number)
+            return self._view_factory.open(str(topic), topic.id, topic.settings, source)
         name, state = topic.partition_name(number), self._ledger.state
         reserved = state.reserved.get((topic.id, number)) or OffsetsReserved(topic.id, number, 0, b"")
-        floor = state.known_end(topic.id, number)
+        floor = max(state.known_end(each.id, number) for each in self.with_views(topic))
         if topic.settings.storage is not Storage.DISK or not reserved.boot_id == self._boot_id != b"":
             floor = max(floor, reserved.end)
         owner = topic.owner(number, self._identity, journaled=self._ledger.synced)
@@ -434,7 +512,7 @@ class TopicRegistry:
             reservation = Reservation(reserve, max(end, reserved.end), self._ports)
         where = str(topic), topic.id, number
         active = ActivePartition(*where, partition, topic.settings, self._ports, reservation, held=held)
-        self._apply_middleware(topic, active)
+        self._middleware.apply(topic.name, topic.middleware, active)
         if held:
             self._ledger.durably(Done()).then(partial(self._release, topic, active))
         return active
@@ -449,8 +527,9 @@ class TopicRegistry:
                 "offsets skipped; the messages that had them are lost  topic=%s partition=%s first=%s last=%s",
                 topic, number, begin, end - 1,
             )  # fmt: skip
-        for group in self._ledger.state.groups_within(topic.id, number, begin, end):
-            self._ledger.record(self._ledger.now_us, OffsetsCommitted(group, [(topic.id, number, end)]))
+        for each in self.with_views(topic):
+            for group in self._ledger.state.groups_within(each.id, number, begin, end):
+                self._ledger.record(self._ledger.now_us, OffsetsCommitted(group, [(each.id, number, end)]))
 
     def _reserve(self, topic: Topic, number: int, end: int) -> PendingAnswer[Answer]:
         self._ledger.record(self._ledger.now_us, OffsetsReserved(topic.id, number, end, self._boot_id))
@@ -461,67 +540,11 @@ class TopicRegistry:
         active.release(outcome)
         if not isinstance(outcome, HeadraceError):
             owner = topic.owner(active.number, self._identity, journaled=True)
-            self._ports.background(partial(self._store_owner, active, owner))
+            self._ports.background(partial(self._files.store_owner, active, owner))
 
     @property
     def _identity(self) -> str:
         return self._ledger.state.broker_id
-
-    def _store_owner(self, active: ActivePartition, owner: PartitionOwner) -> None:
-        """Store new settings with a partition's files; if that fails, the next opening does it."""
-        try:
-            active.partition.set_owner(owner)
-        except (HeadraceError, OSError) as error:
-            logger.info("settings not stored with the partition  path=%s reason=%s", active.partition.location, error)
-
-    def _remove_files(self, topic_id: int, active_partitions: list[ActivePartition], outcome: object) -> None:
-        """Remove a deleted topic's files, once its deletion is synced."""
-        if not isinstance(outcome, HeadraceError):
-            self._ports.background(partial(self._remove, topic_id, active_partitions))
-
-    def _remove(self, topic_id: int, active_partitions: list[ActivePartition]) -> None:
-        for active in active_partitions:
-            try:
-                active.partition.close()
-            except HeadraceError as error:
-                where = active.partition.location
-                logger.info("partition not closed before its removal  path=%s reason=%s", where, error)
-        try:
-            if self._store.data is not None:
-                self._store.data.delete_topic(topic_id, self._identity)
-        except OSError as error:
-            raise as_headrace_error(error) from error
-        self._ports.call_threadsafe(partial(self._forget_files, topic_id))
-
-    def _forget_files(self, topic_id: int) -> None:
-        try:
-            self._ledger.record(self._ledger.now_us, TopicFilesRemoved(topic_id))
-        except HeadraceError as error:
-            logger.info(
-                "files of a deleted topic not removed; retrying at the next start  topic_id=%s reason=%s",
-                topic_id,
-                error,
-            )
-
-    def _check_files(self, data: DataDirectory) -> None:
-        """Continue to remove deleted topics' files, and set aside partitions that the journal does not know.
-
-        Raises when the journal must have known one: the journal has lost facts, and a repair needs the files.
-        """
-        state = self._ledger.state
-        unknown = [place for place in data.partitions() if place.topic_id not in state.gone and not knows(state, place)]
-        for place in unknown:
-            if proof := proof_of_loss(data, state, place):
-                raise data.damaged(proof)
-        for place in unknown:
-            data.set_aside.move(place.path, "the journal knows no such partition")
-        if last := max((place.topic_id for place in unknown), default=0):
-            # A power loss may have come before the journal had the topic; its id must not be used again.
-            self._ledger.record(self._ledger.now_us, IdsReserved(topic_id=last))
-        for path in data.unknown_names():
-            logger.warning("unknown file in the data directory; left as it is  path=%s", path)
-        for topic_id in sorted(state.gone):
-            self._ports.background(partial(self._remove, topic_id, []))
 
 
 def _opened(fact: TopicSet) -> Topic:

@@ -16,6 +16,7 @@ from headrace.broker.settings import BrokerSettings
 from headrace.broker.staging import StagedBatch, StageHeader, StagingLog
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.version_checks import VersionChecks
+from headrace.broker.views import check_stores
 from headrace.engines.api import Partition, as_headrace_error, key_counts
 from headrace.model.batch import Batch, check_messages
 from headrace.model.errors import (
@@ -172,6 +173,7 @@ class Transactions:
         """Stage a batch until the commit, and other batches that are committed with it."""
         opened = self._find(request.transaction, request.epoch, now_us)
         topic = self._topics.get_or_create(request.topic, now_us)
+        check_stores(str(topic), topic.settings, "publish to")
         active = self._topics.active(topic, request.partition)
         if batch.producer_id:
             raise InvalidArgument("a staged batch must not have a producer id")

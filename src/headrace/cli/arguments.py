@@ -1,6 +1,7 @@
 """Argument parsers and value types shared by the commands."""
 
 import argparse
+import json
 import os
 import re
 import time
@@ -239,6 +240,18 @@ def count(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
+
+
+def json_value(text: str) -> Any:
+    """Parse a JSON value.
+
+    >>> json_value('{"country": "CH"}')
+    {'country': 'CH'}
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
 
 
 def more_than_zero(kind: type[_N]) -> Callable[[str], _N]:

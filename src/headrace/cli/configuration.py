@@ -28,7 +28,12 @@ _NEAR, _VERY_NEAR = 0.4, 0.85
 _WORDS = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
 
 FIELDS = {field.name: field for field in msgspec.structs.fields(ServerSettings)}
-TOPIC_FIELDS = {field.name: field for field in msgspec.structs.fields(TopicSettings)}
+TOPIC_FIELDS = {
+    field.name: field
+    for field in msgspec.structs.fields(TopicSettings)
+    if field.name not in ("middleware", "view_of", "view_query")
+}
+"""The settings that can be defaults of new topics."""
 
 
 class GivenSetting(NamedTuple):
@@ -59,7 +64,7 @@ class Configuration(NamedTuple):
         plain = {name: getattr(self.settings, name) for name in FIELDS if name != "topic"}
         plain["unix_socket"] = self.settings.socket_path
         topic = self.settings.broker().topic.as_dict()
-        return {**plain, **{f"topic.{name}": content for name, content in topic.items()}}
+        return {**plain, **{f"topic.{name}": topic[name] for name in TOPIC_FIELDS}}
 
     def as_toml(self) -> str:
         """Return a configuration file with the same settings, with a comment on the source of each."""

@@ -3,13 +3,15 @@
 import argparse
 import ast
 import inspect
+import json
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from headrace.cli.arguments import completes, count, duration, duration_from_zero, size
+from headrace.cli.arguments import completes, count, duration, duration_from_zero, json_value, size
 from headrace.model.durability import Durability
 from headrace.model.topic import TopicSettings
 
@@ -25,7 +27,7 @@ def add_settings(
     explanations = field_explanations(kind)
     for field in msgspec.structs.fields(kind):
         text = explanations.get(field.name, "").rstrip(".")
-        if field.default is not None and field.default != "":
+        if field.default is not None and field.default not in ("", ()):
             text += f" [{setting_text(field.name, _plain(field.default))}]"
         added = group.add_argument(
             f"--{field.name.replace('_', '-')}",
@@ -34,7 +36,7 @@ def add_settings(
             help=text.replace("%", "%%"),
             **_kind(field),
         )
-        if field.name.endswith("_topic"):
+        if field.name.endswith("_topic") or field.name == "view_of":
             completes(added, "topic")
 
 
@@ -53,6 +55,10 @@ def setting_text(name: str, setting: Any) -> str:
         return "none"
     if isinstance(setting, bool):
         return "yes" if setting else "no"
+    if isinstance(setting, list | tuple):
+        return json.dumps(setting, ensure_ascii=False) if setting else "none"
+    if isinstance(setting, dict):
+        return json.dumps(setting, ensure_ascii=False)
     if "_seconds" in name:
         return duration_text(setting)
     if "bytes" in name:
@@ -117,6 +123,10 @@ def _kind(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if isinstance(field.type, type) and issubclass(field.type, Enum):
         return {"choices": [_plain(choice) for choice in field.type]}
+    if field.name == "middleware":
+        return {"type": middleware_entries, "metavar": "JSON|FILE"}
+    if field.name == "view_query":
+        return {"type": _or_none(json_value), "metavar": "JSON"}
     parse: Callable[[str], Any] = count
     metavar = "N"
     if field.name.startswith("retry_seconds"):
@@ -125,9 +135,36 @@ def _kind(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
         parse, metavar = duration, "TIME"
     elif field.type in (str, float):
         parse, metavar = field.type, "TOPIC" if field.name.endswith("_topic") else "N"
+    elif field.name == "view_of":
+        parse, metavar = str, "TOPIC"
     elif "bytes" in field.name:
         parse, metavar = size, "SIZE"
     return {"type": _or_none(parse) if field.default is None else parse, "metavar": metavar}
+
+
+def middleware_entries(text: str) -> list[Any]:
+    """Parse a list of middleware: JSON, the path of a file with JSON, or `none`.
+
+    >>> middleware_entries('{"name": "compress"}')
+    [{'name': 'compress'}]
+    """
+    if text == "none":
+        return []
+    where = ""
+    if not text.lstrip().startswith(("[", "{")):
+        where = f" in {text}"
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is neither JSON nor a file that can be read: {reason}"
+            ) from error
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"this is no JSON{where}: {error}") from error
+    return content if isinstance(content, list) else [content]
 
 
 def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:

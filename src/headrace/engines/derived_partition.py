@@ -72,6 +72,8 @@ class DerivedPartition(Partition):
         self._transform = transform
         self._cache = cache
         self._on_failed = on_failed
+        self._sources = 1
+        """How many sources it has had."""
         self._failed: set[int] = set()
         self.failed_count = 0
         """Messages left out because they could not be derived, as far as they were read."""
@@ -130,6 +132,12 @@ class DerivedPartition(Partition):
         """Messages that are not stored, such as edited ones, as the consumers of the source see them."""
         return self._source.delivered(columns)
 
+    def read_from(self, source: Partition) -> None:
+        """Derive from another partition with the same messages, perhaps changed, from now on."""
+        if source is not self._source:
+            self._source = source
+            self._sources += 1
+
     def find_time(self, time_us: int) -> int:
         """The offset of the source's first message with this timestamp or a later one."""
         return self._source.find_time(time_us)
@@ -147,7 +155,7 @@ class DerivedPartition(Partition):
         return self._source.damaged_ranges()
 
     def _key(self, offset: int) -> tuple[Partition, str, int, int]:
-        return self, "derived", self._source.rewrites, offset
+        return self, "derived", self._source.rewrites + (self._sources << 48), offset
 
     def _derived(self, source: Batch, offset: int) -> Batch:
         """The part of a source batch that has an offset, derived."""
@@ -194,6 +202,11 @@ class DerivedPartition(Partition):
             self._on_failed(new)
 
     # Describe.
+
+    @property
+    def stored(self) -> Partition:
+        """The partition that it is derived from in the end."""
+        return self._source.stored
 
     @property
     def rewrites(self) -> int:
@@ -303,12 +316,12 @@ class DerivedPartition(Partition):
         """Nothing can be appended."""
         self._refuse()
 
-    def truncate_before(self, offset: int) -> None:  # noqa: ARG002
-        """Nothing can be removed."""
-        self._refuse()
-
     def append_forwarded(self, batch: Batch, now_us: int) -> Appended:  # noqa: ARG002
         """Nothing can be appended."""
+        self._refuse()
+
+    def truncate_before(self, offset: int) -> None:  # noqa: ARG002
+        """Nothing can be removed."""
         self._refuse()
 
     def compact_by_key(self, before: int | None = None) -> int:  # noqa: ARG002

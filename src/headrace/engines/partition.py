@@ -123,9 +123,19 @@ class Partition:
         return self._log.size_bytes
 
     @property
+    def stored(self) -> "Partition":
+        """The partition whose messages are stored: this one, unless it is derived from another."""
+        return self
+
+    @property
     def rewrites(self) -> int:
         """How often compaction has run: batches that were read before may have messages that are no more."""
         return self._rewrites
+
+    @property
+    def sync_latency_us(self) -> int:
+        """How long a small sync takes, about; 0 if nothing is synced."""
+        return round(self._log.sync_latency_s * 1e6)
 
     def check_durability(self, wanted: int) -> None:
         """Raise if messages can never have this durability."""

@@ -10,10 +10,17 @@ from headrace.middleware.json_values import NotJson, decode_json, encode_json, o
 from headrace.model.batch import Columns
 from headrace.model.errors import InvalidArgument
 from headrace.model.headers import Headers, header_pairs, headers_from_pairs
-from headrace.model.middleware import Middleware, MiddlewareContext, Refusal, check_choice, check_options
+from headrace.model.middleware import Middleware, MiddlewareContext, RefusedMessages, check_choice, check_options
 
 Path = tuple[str | int | None, ...]
 """Names and indexes from the root on; None stands for every element or member."""
+_OPTIONS: dict[str, type | tuple[type, ...]] = {
+    "fields": list,
+    "headers": list,
+    "when": str,
+    "replacement": (str, int, float, bool, type(None)),
+    "on_invalid": str,
+}
 _PATHS_MAX = 100
 _STEPS_MAX = 32
 # The path is the topic owner's, short, and matched step by step without alternatives that overlap.
@@ -50,8 +57,7 @@ def parse_path(text: Any) -> Path:
 
 def make_redact(options: Mapping[str, Any]) -> Middleware:
     """The middleware that redacts when the option `when` says."""
-    kinds = {"fields": list, "headers": list, "when": str, "replacement": (str, int, float, bool, type(None))}
-    check_options(options, {**kinds, "on_invalid": str})
+    check_options(options, _OPTIONS)
     if check_choice("when", options.get("when", "publish"), ("publish", "deliver")) == "deliver":
         if "on_invalid" in options:
             raise InvalidArgument("the option 'on_invalid' is for messages that are published")
@@ -129,7 +135,7 @@ class RedactAtPublish(_Redaction):
         super().__init__(options)
         self._dead_letter = on_invalid(options)
 
-    def on_publish(self, columns: Columns, _: MiddlewareContext) -> Columns | Refusal:
+    def on_publish(self, columns: Columns, _: MiddlewareContext) -> Columns | RefusedMessages:
         """Redact every message."""
         values: Sequence[bytes | None] = columns.values
         reasons: dict[int, str] = {}
@@ -141,7 +147,7 @@ class RedactAtPublish(_Redaction):
                 except NotJson as error:
                     reasons[index] = str(error)
         made = msgspec.structs.replace(columns, values=values, headers=self.redact_headers(columns))
-        return Refusal(reasons, self._dead_letter, made) if reasons else made
+        return RefusedMessages(reasons, self._dead_letter, made) if reasons else made
 
 
 class RedactAtDelivery(_Redaction):

@@ -24,8 +24,7 @@ _EVERY_ITEM = ("contains", "unevaluatedItems", "additionalItems")
 _REFUSED = ("$dynamicRef", "$recursiveRef", "$dynamicAnchor", "$recursiveAnchor", "$anchor", "$id")
 _CONTENT = ("enum", "const", "default", "examples")
 """Keywords whose values are no schemas."""
-_DRAFTS = ("json-schema.org/draft/2020-12/schema", "json-schema.org/draft/2019-09/schema")
-_DRAFTS += ("json-schema.org/draft-07/schema", "json-schema.org/draft-06/schema")
+_DRAFTS = tuple(f"json-schema.org/{name}/schema" for name in ("draft/2020-12", "draft/2019-09", "draft-07", "draft-06"))
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 """Keywords whose values have names of the schema's own."""
 _ENUM_SHARE = 8

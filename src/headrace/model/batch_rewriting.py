@@ -84,9 +84,7 @@ class BatchRewriter:
         """The batch with its columns as they are now, of the same producer."""
         batch, columns = self._batch, self.columns
         if self._raw is None:
-            return encode(
-                columns, batch.time_max, codec=codec, producer=batch.producer, message_bytes_max=BATCH_BYTES_MAX
-            )
+            return encode_like(batch, columns, codec)
         changed = {name: msgspec.Raw(_encode(getattr(columns, name))) for name in COLUMNS if name not in self._unread}
         raw = msgspec.structs.replace(self._raw, **changed)
         times = batch.time_min, batch.time_max
@@ -95,6 +93,20 @@ class BatchRewriter:
         made = encode_raw(raw, batch.count, times, codec=codec)
         made.stamp(batch.producer)
         return made
+
+
+def encode_like(batch: Batch, columns: Columns, codec: Codec = Codec.NONE) -> Batch:
+    """Other messages as a batch of the same producer."""
+    return encode(columns, batch.time_max, codec=codec, producer=batch.producer, message_bytes_max=BATCH_BYTES_MAX)
+
+
+def joined_columns(parts: Sequence[Columns]) -> Columns:
+    """The messages of all parts one after the other, which have timestamps."""
+    found: dict[str, list[Any] | None] = {}
+    for name in COLUMNS:
+        if any(getattr(part, name) is not None for part in parts):
+            found[name] = [one for part in parts for one in getattr(part, name) or [None] * len(part.values)]
+    return Columns(**found)  # type: ignore[arg-type]
 
 
 def recompressed(batch: Batch, codec: Codec) -> Batch:

@@ -36,7 +36,7 @@ class MiddlewareContext(msgspec.Struct, frozen=True):
     """The gateway through which the batch came."""
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class RefusedMessages(msgspec.Struct, frozen=True):
     """Messages that a middleware does not let pass."""
 
     reasons: Mapping[int, str]
@@ -69,7 +69,7 @@ class Middleware:
 class PublishMiddleware(Protocol):
     """A middleware that sees batches before they are stored."""
 
-    def on_publish(self, columns: Columns, context: MiddlewareContext) -> Columns | Refusal:
+    def on_publish(self, columns: Columns, context: MiddlewareContext) -> Columns | RefusedMessages:
         """The messages as they are stored: the same columns, changed in place or not, or others."""
 
 
@@ -114,10 +114,11 @@ def check_options(options: Mapping[str, Any], known: Mapping[str, type | tuple[t
     for name, option in options.items():
         if name not in known:
             raise InvalidArgument(f"there is no option {name!r}; there are {', '.join(sorted(known)) or 'none'}")
-        kinds = known[name] if isinstance(known[name], tuple) else (known[name],)
-        if not isinstance(option, kinds) or (isinstance(option, bool) and bool not in kinds):  # type: ignore[arg-type]
-            wanted = " or ".join(_KINDS.get(kind, kind.__name__) for kind in kinds)  # type: ignore[union-attr]
-            raise InvalidArgument(f"the option {name!r} must be {wanted}, not {type(option).__name__}")
+        wanted = known[name]
+        kinds: tuple[type, ...] = wanted if isinstance(wanted, tuple) else (wanted,)
+        if not isinstance(option, kinds) or (isinstance(option, bool) and bool not in kinds):
+            told = " or ".join(_KINDS.get(kind, kind.__name__) for kind in kinds)
+            raise InvalidArgument(f"the option {name!r} must be {told}, not {type(option).__name__}")
 
 
 def check_choice(name: str, choice: Any, choices: Sequence[str]) -> str:

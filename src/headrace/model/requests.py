@@ -56,7 +56,7 @@ class PartitionInfo(WireStruct):
 class TopicInfo(Answer):
     """A topic as it is now; the answer to TopicCreate, TopicAlter and TopicDescribe."""
 
-    tenant_fields = ("topic", "groups")
+    tenant_fields = ("topic", "groups", "settings.view_of", "views")
 
     topic: str
     id: int
@@ -67,6 +67,10 @@ class TopicInfo(Answer):
     groups: list[str] = []
     error: str = ""
     """Why it could not be opened; empty when it works."""
+    views: list[str] = []
+    """The virtual topics that read from it."""
+    view_failed: int = 0
+    """Of a virtual topic: messages that it leaves out because its query took too long for them, since the start."""
 
 
 # Topics.
@@ -75,6 +79,8 @@ class TopicInfo(Answer):
 @declare(Kind.TOPIC_CREATE, Permission(Verb.CREATE, Resource.TOPIC, "topic"), while_draining=False)
 class TopicCreate(Request[TopicInfo]):
     """Create a topic."""
+
+    tenant_fields = ("settings.view_of",)
 
     topic: str
     settings: dict[str, Any] = {}
@@ -86,6 +92,8 @@ class TopicCreate(Request[TopicInfo]):
 @declare(Kind.TOPIC_ALTER, Permission(Verb.ALTER, Resource.TOPIC, "topic"), while_draining=False)
 class TopicAlter(Request[TopicInfo]):
     """Change settings of a topic while it is in use."""
+
+    tenant_fields = ("settings.view_of",)
 
     topic: str
     settings: dict[str, Any]

@@ -8,6 +8,7 @@ import msgspec
 
 from headrace.model.arguments import shortened, shown
 from headrace.model.codec import Codec
+from headrace.model.content.query import ContentQuery
 from headrace.model.durability import Durability
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import (
@@ -178,6 +179,10 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What messages pass through when they are published and delivered, in order: a `name` and its options each."""
     middleware_seconds: float = 5.0
     """How long middleware that runs on a thread may take for a batch; the batch is refused then."""
+    view_of: str | None = None
+    """Make a virtual topic (view) of this topic: it stores nothing, and has the messages that view_query selects."""
+    view_query: ContentQuery | None = None
+    """Of a virtual topic: one of `exact`, `partial`, `regex` and `jsonpath`, which a message's value has to match."""
 
     def __post_init__(self) -> None:
         _bounded("partitions", self.partitions, 1, PARTITIONS_MAX)
@@ -199,6 +204,10 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise InvalidArgument("a topic in memory has durability memory: it cannot be written or synced")
         if self.compact_by_key and self.validity is not Validity.KEEP:
             raise InvalidArgument("compact_by_key needs validity keep")
+        if (self.view_of is None) != (self.view_query is None):
+            raise InvalidArgument("view_of and view_query go together: give both for a virtual topic, or neither")
+        if self.view_of is not None:
+            parse_topic(self.view_of)
         if self.key_versions:
             self._check_key_versions()
 
@@ -222,6 +231,8 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         content: dict[str, Any] = msgspec.to_builtins(self)
         content["durability"] = self.durability.name.lower()
         content["middleware"] = list(content["middleware"])
+        if self.view_of is None:  # so an earlier Headrace can read the settings of all other topics
+            del content["view_of"], content["view_query"]
         return content
 
 

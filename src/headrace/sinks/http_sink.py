@@ -33,7 +33,10 @@ class HttpSink:
         if not self._host or parts.username is not None or any(ord(char) <= 32 for char in url):
             raise InvalidArgument(f"the URL of a receiver is http://HOST:PORT/PATH, without a user, not {shown(url)}")
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._idle: list[http.client.HTTPConnection] = []
+        """Connections that are open and not in use."""
+        self._closed = False
 
     def deliver(self, messages: Sequence[Message]) -> None:
         """Post each message, and wait for its answer."""
@@ -44,25 +47,28 @@ class HttpSink:
                 raise DeliveryRefused(f"{self._host} answered {status}", retryable=retryable)
 
     def close(self) -> None:
-        """Close the connection of this thread; those of others close with their threads."""
-        connection = self._local.__dict__.pop("connection", None)
-        if connection is not None:
+        """Close all connections."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
             connection.close()
 
     def _post(self, body: bytes) -> int:
         """Send a request; returns the status of the answer."""
-        kept = self._local.__dict__.get("connection")
+        with self._lock:
+            kept = self._idle.pop() if self._idle else None
         if kept is not None:
             try:
                 return self._send(kept, body)
             except (http.client.HTTPException, OSError):
-                self.close()  # the receiver has closed what was kept open: once more, with a new connection
+                kept.close()  # the receiver has closed what was kept open: once more, with a new connection
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = self._local.connection = kind(self._host, self._port, timeout=_TIMEOUT_S)
+        connection = kind(self._host, self._port, timeout=_TIMEOUT_S)
         try:
             return self._send(connection, body)
         except (http.client.HTTPException, OSError) as error:
-            self.close()
+            connection.close()
             raise DeliveryRefused(f"cannot deliver to {self._host}: {type(error).__name__}: {error}") from error
 
     def _send(self, connection: http.client.HTTPConnection, body: bytes) -> int:
@@ -70,6 +76,10 @@ class HttpSink:
         connection.request("POST", self._path, body, headers)
         answer = connection.getresponse()
         answer.read(_ANSWER_BYTES_MAX)
-        if answer.will_close or not answer.isclosed():
-            self.close()  # the rest of a long answer is not worth waiting for
+        with self._lock:
+            keeps = not self._closed and not answer.will_close and answer.isclosed()
+            if keeps:
+                self._idle.append(connection)
+        if not keeps:
+            connection.close()  # or the rest of a long answer would have to be read
         return answer.status

@@ -77,6 +77,11 @@ class GroupCommitLog(StoredLog):
         segments = self._segments
         return bool(segments) and 0 < segments[-1].end - segments[-1].synced_end <= _SMALL_BACKLOG_BYTES
 
+    @property
+    def sync_latency_s(self) -> float:
+        """How long a small sync takes, about."""
+        return self.host.inline_sync.latency_s
+
     def awaits_sync(self, offset: int) -> bool:
         """Whether a sync would make messages before an offset more durable than they are."""
         return self._synced_offset < offset

@@ -25,6 +25,11 @@ class InlineSyncPolicy:
         self._thread = threading.get_ident()
 
     @property
+    def latency_s(self) -> float:
+        """How long a small sync takes, about."""
+        return self._latency_s
+
+    @property
     def allows(self) -> bool:
         """Whether the current thread may sync inline now: it has not just done so, and the disk is quick enough."""
         if threading.get_ident() != self._thread or self._latency_s >= _LATENCY_S_MAX:

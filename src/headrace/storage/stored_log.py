@@ -72,6 +72,11 @@ class StoredLog(LogReader, ABC):
     def is_small_backlog(self) -> bool:
         """Whether there is something to sync, but only a few bytes."""
 
+    @property
+    def sync_latency_s(self) -> float:
+        """How long a small sync takes, about; 0 if nothing is synced."""
+        return 0.0
+
     @abstractmethod
     def awaits_sync(self, offset: int) -> bool:
         """Whether a sync would make messages before an offset more durable than they are."""

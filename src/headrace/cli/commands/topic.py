@@ -1,6 +1,7 @@
 """`headrace topic`: create, list, describe, alter, trim and delete topics, and read the history of a key."""
 
 import argparse
+import json
 import os
 from collections.abc import Iterator
 from itertools import islice
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.cli.arguments import command_maker, completes, count, relative_moment
+from headrace.cli.arguments import command_maker, completes, count, json_value, relative_moment
 from headrace.cli.connection import add_connection, add_yes, confirmed, connected
 from headrace.cli.message_formats import as_json, as_text, time_text
 from headrace.cli.setting_options import add_settings, duration_text, given_settings, setting_text, size_text
@@ -35,8 +36,14 @@ examples:
   headrace topic create jobs --validity until_consumed
   headrace topic create prices --compact-by-key --exist-ok
   headrace topic create chat --storage memory --memory-bytes 64MiB
+  headrace topic create logs --middleware '[{{"name": "compress"}}]'
+  headrace topic create large-orders --view-of orders --where-jsonpath '$[?$.amount > 1000]'
+  headrace topic create swiss-orders --view-of orders --where-partial '{{"country": "CH"}}'
 
 {_VALUES}
+With --view-of the topic is a virtual topic (view): it stores nothing, and shows the
+messages of another topic whose values match one of --where-exact, --where-partial,
+--where-regex and --where-jsonpath. It has the settings of that topic.
 The defaults are in the brackets; the broker's configuration can change them. For
 another tenant's topics, give --tenant NAME.
 """
@@ -60,6 +67,7 @@ _ALTER = f"""\
 examples:
   headrace topic alter orders --retain-seconds 30d
   headrace topic alter orders --retain-bytes none --partitions 8
+  headrace topic alter orders --middleware middleware.json
 
 {_VALUES}
 Works while the topic is in use. Settings that are not given do not change.
@@ -103,7 +111,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     creating = make("create", create, "make a topic", _CREATE)
     _add_topic(creating)
     creating.add_argument("--exist-ok", action="store_true", help="succeed if the topic already exists")
+    _add_query(creating)
     add_settings(creating)
+    creating.set_defaults(check=_check_create)
     listing = make("list", list_topics, "list topics and their retention", _LIST)
     listing.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="only topics whose names match")
     listing.add_argument("--names", action="store_true", help="print only the names")
@@ -130,6 +140,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_topic(parser: argparse.ArgumentParser, kind: str = "") -> None:
     completes(parser.add_argument("topic", metavar="NAME", help="the topic's name"), kind)
+
+
+def _add_query(parser: argparse.ArgumentParser) -> None:
+    """Add the four kinds of content query."""
+    query = parser.add_argument_group("which messages a virtual topic shows").add_mutually_exclusive_group()
+    query.add_argument(
+        "--where-exact", metavar="JSON", type=json_value, default=argparse.SUPPRESS, help="values that equal this one"
+    )
+    query.add_argument(
+        "--where-partial",
+        metavar="JSON",
+        type=json_value,
+        default=argparse.SUPPRESS,
+        help="objects that contain the members of this one",
+    )
+    query.add_argument(
+        "--where-regex",
+        metavar="PATTERN",
+        default=argparse.SUPPRESS,
+        help="values in which this regular expression (RE2) is found",
+    )
+    query.add_argument(
+        "--where-jsonpath",
+        metavar="PATH",
+        default=argparse.SUPPRESS,
+        help="values of which this JSONPath (RFC 9535) selects something",
+    )
+
+
+def _view_query(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the content query that the user gave, if any."""
+    prefix = "where_"
+    return {name.removeprefix(prefix): query for name, query in vars(given).items() if name.startswith(prefix)}
+
+
+def _check_create(given: argparse.Namespace) -> str | None:
+    """Return why the arguments contradict each other, if they do."""
+    settings, query = given_settings(given), _view_query(given)
+    if query and "view_query" in settings:
+        return "give --view-query, or one of the options --where-..., not both"
+    if query and settings.get("view_of") is None:
+        return "--where-... needs --view-of: the topic whose messages are filtered"
+    if settings.get("view_of") is not None and not query and settings.get("view_query") is None:
+        return "--view-of needs one of --where-exact, --where-partial, --where-regex and --where-jsonpath"
+    return None
 
 
 def _add_trim(parser: argparse.ArgumentParser) -> None:
@@ -169,8 +224,11 @@ def _check_alter(given: argparse.Namespace) -> str | None:
 
 def create(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     """Make a topic."""
+    settings = given_settings(given)
+    if query := _view_query(given):
+        settings["view_query"] = query
     with connected(given, out) as bus:
-        info = bus.create_topic(given.topic, exist_ok=given.exist_ok, **given_settings(given))
+        info = bus.create_topic(given.topic, exist_ok=given.exist_ok, **settings)
     out.tell(topic_content(info), f"topic {info.topic}: {_summary(info)}")
     return 0
 
@@ -290,12 +348,16 @@ def topic_content(info: TopicInfo) -> dict[str, Any]:
 
 def _summary(info: TopicInfo) -> str:
     partitions, storage, kept, durability = _row(info)[1:]
+    if view_of := info.settings.get("view_of"):
+        return f"view of {view_of} where {query_text(info.settings)}, {counted(partitions, 'partition')}"
     where = {"disk": "on disk", "memory": "in memory"}.get(storage, f"({storage})")
     return f"{counted(partitions, 'partition')} {where}, kept {kept}, durability {durability}"
 
 
 def _row(info: TopicInfo) -> tuple[str, int, str, str, str]:
     chosen = info.settings
+    if view_of := chosen.get("view_of"):
+        return info.topic, chosen["partitions"], "view", f"as {view_of}", chosen["durability"]
     return info.topic, chosen["partitions"], chosen["storage"], _kept(chosen), chosen["durability"]
 
 
@@ -317,9 +379,27 @@ def _kept(chosen: dict[str, Any]) -> str:
     return ", ".join(words) or "for ever"
 
 
+def query_text(settings: dict[str, Any]) -> str:
+    """Format the content query of a virtual topic.
+
+    >>> query_text({"view_query": {"jsonpath": "$.a"}})
+    'jsonpath $.a'
+    """
+    [(kind, argument)] = settings["view_query"].items()
+    return f"{kind} {argument if kind in ('regex', 'jsonpath') else json.dumps(argument, ensure_ascii=False)}"
+
+
 def _description(info: TopicInfo) -> Iterator[str]:
     yield f"topic    {info.topic}"
     yield f"created  {time_text(info.created_us)}"
+    if view_of := info.settings.get("view_of"):
+        yield f"view of  {view_of}"
+        yield f"where    {query_text(info.settings)}"
+    if info.view_failed:
+        told = f"{counted(info.view_failed, 'message')}, for which the query takes too long"
+        yield f"left out {paint(told, 'bad')}"
+    if info.views:
+        yield f"views    {', '.join(info.views)}"
     yield f"kept     {_kept(info.settings)}"
     yield f"groups   {', '.join(info.groups) or 'none'}"
     if info.error:

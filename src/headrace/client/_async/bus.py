@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, Unpack, overload
 
-from headrace.client._async.admin.events import AsyncEventFeed
 from headrace.client._async.admin.groups import AsyncGroupAdmin
 from headrace.client._async.admin.routes import AsyncRoutes
 from headrace.client._async.admin.schedules import AsyncScheduleAdmin
@@ -136,11 +135,6 @@ class AsyncBus(AsyncBusObservation):
     def tenant(self) -> str:
         """The tenant whose topics, groups and schedules the bus's names mean."""
         return self._hello.tenant or DEFAULT_TENANT
-
-    @property
-    def events(self) -> AsyncEventFeed:
-        """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
-        return AsyncEventFeed(self, self._broker)
 
     # Publishing.
 
@@ -812,7 +806,9 @@ class AsyncBus(AsyncBusObservation):
         Parameters:
             topic: its name, in the tenant of the bus.
             exist_ok: do not fail if the topic exists, whatever its settings are.
-            settings: any of TopicSettings, such as `partitions=8`, `retain_seconds=86400` or `storage="memory"`.
+            settings: any of TopicSettings, such as `partitions=8`, `retain_seconds=86400` or `storage="memory"`. With
+                `view_of` and `view_query` it is a virtual topic (view): it shows the messages of another topic that a
+                content query selects, and stores none.
 
         Returns:
             The topic's id, settings and partitions.
@@ -820,12 +816,17 @@ class AsyncBus(AsyncBusObservation):
         Raises:
             TopicExists: if the topic exists and `exist_ok` is not set.
             InvalidArgument: if the name or a setting is wrong.
+            InvalidContentQuery: if `view_query` is wrong.
+            ContentSupportMissing: if `view_query` needs packages that the broker does not have.
             LimitExceeded: if the broker has `topics_max` topics.
 
         Example:
             >>> info = await bus.create_topic("clicks", partitions=4, retain_seconds=7 * 86400)
             >>> info.settings["partitions"]
             4
+            >>> view = await bus.create_topic("swiss", view_of="clicks", view_query={"partial": {"country": "CH"}})
+            >>> view.settings["view_of"]
+            'clicks'
         """
         return await self._topics.create(topic, settings, exist_ok)
 
@@ -842,6 +843,7 @@ class AsyncBus(AsyncBusObservation):
         Raises:
             TopicNotFound: if the topic does not exist.
             InvalidArgument: if a setting is wrong or cannot be changed.
+            TopicIsView: if it is a virtual topic, whose settings are those of its source.
 
         Example:
             >>> info = await bus.create_topic("clicks")
@@ -859,6 +861,7 @@ class AsyncBus(AsyncBusObservation):
 
         Raises:
             TopicNotFound: if the topic does not exist.
+            TopicHasViews: if virtual topics read from it.
 
         Example:
             >>> info = await bus.create_topic("clicks")

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, Unpack, overload
 
-from headrace.client._sync.admin.events import EventFeed
 from headrace.client._sync.admin.groups import GroupAdmin
 from headrace.client._sync.admin.routes import Routes
 from headrace.client._sync.admin.schedules import ScheduleAdmin
@@ -132,11 +131,6 @@ class Bus(BusObservation):
     def tenant(self) -> str:
         """The tenant whose topics, groups and schedules the bus's names mean."""
         return self._hello.tenant or DEFAULT_TENANT
-
-    @property
-    def events(self) -> EventFeed:
-        """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
-        return EventFeed(self, self._broker)
 
     # Publishing.
 
@@ -808,7 +802,9 @@ class Bus(BusObservation):
         Parameters:
             topic: its name, in the tenant of the bus.
             exist_ok: do not fail if the topic exists, whatever its settings are.
-            settings: any of TopicSettings, such as `partitions=8`, `retain_seconds=86400` or `storage="memory"`.
+            settings: any of TopicSettings, such as `partitions=8`, `retain_seconds=86400` or `storage="memory"`. With
+                `view_of` and `view_query` it is a virtual topic (view): it shows the messages of another topic that a
+                content query selects, and stores none.
 
         Returns:
             The topic's id, settings and partitions.
@@ -816,12 +812,17 @@ class Bus(BusObservation):
         Raises:
             TopicExists: if the topic exists and `exist_ok` is not set.
             InvalidArgument: if the name or a setting is wrong.
+            InvalidContentQuery: if `view_query` is wrong.
+            ContentSupportMissing: if `view_query` needs packages that the broker does not have.
             LimitExceeded: if the broker has `topics_max` topics.
 
         Example:
             >>> info = bus.create_topic("clicks", partitions=4, retain_seconds=7 * 86400)
             >>> info.settings["partitions"]
             4
+            >>> view = bus.create_topic("swiss", view_of="clicks", view_query={"partial": {"country": "CH"}})
+            >>> view.settings["view_of"]
+            'clicks'
         """
         return self._topics.create(topic, settings, exist_ok)
 
@@ -838,6 +839,7 @@ class Bus(BusObservation):
         Raises:
             TopicNotFound: if the topic does not exist.
             InvalidArgument: if a setting is wrong or cannot be changed.
+            TopicIsView: if it is a virtual topic, whose settings are those of its source.
 
         Example:
             >>> info = bus.create_topic("clicks")
@@ -855,6 +857,7 @@ class Bus(BusObservation):
 
         Raises:
             TopicNotFound: if the topic does not exist.
+            TopicHasViews: if virtual topics read from it.
 
         Example:
             >>> info = bus.create_topic("clicks")

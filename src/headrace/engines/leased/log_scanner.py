@@ -84,6 +84,8 @@ class LogScanner:
                 with suppress(InvalidBatch):  # it was passed over when it came
                     outline = batch.outline()
                     self._expect_expiry(batch, outline, _offsets(batch, outline))
+                if self._partition.is_derived:
+                    yield
             self._pending.on_change()
             yield
             if self._ttl_us != ttl_us:

@@ -160,7 +160,10 @@ class FileSource:
     def _find_topic(self, name: str) -> _TopicDirectories:
         topic = self._topic_directories().get(str(parse_topic(name)))
         if topic is None:
-            raise TopicNotFound(f"there is no topic {name} in {self._path}")
+            raise TopicNotFound(
+                f"there is no topic {name} in {self._path}; a virtual topic (view) has no files: read it "
+                "through the broker"
+            )
         if topic.changed:
             raise InvalidArgument(
                 f"the topic {name} has middleware that may change what is delivered, so its files cannot be read "

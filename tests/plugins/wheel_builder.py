@@ -1,11 +1,12 @@
-"""A build backend that needs nothing but Python: it puts the module and its metadata into a wheel."""
+"""A build backend that needs nothing but Python: it puts the package and its metadata into a wheel.
+
+Tests use it instead of the example's own backend, which would have to be downloaded.
+"""
 
 import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
-
-MODULE = "headrace_text_gateway.py"
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: Any = None) -> str:  # noqa: ARG001
@@ -16,8 +17,9 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
     entry_points = ""
     for group, entries in about["entry-points"].items():
         entry_points += f"[{group}]\n" + "".join(f"{entry} = {target}\n" for entry, target in entries.items())
-    files = {
-        MODULE: Path(MODULE).read_text(encoding="utf-8"),
+    sources = sorted(Path("src").rglob("*.py"))
+    files = {path.relative_to("src").as_posix(): path.read_text(encoding="utf-8") for path in sources}
+    files |= {
         f"{stem}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n",
         f"{stem}.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{stem}.dist-info/entry_points.txt": entry_points,

@@ -1,0 +1,1 @@
+"""Plug-ins for Headrace: a gateway, a middleware, a sink and a command."""
