@@ -18,6 +18,7 @@ from headrace.model.errors import (
     RouteExists,
     RouteLoop,
     RouteNotFound,
+    TopicIsView,
     TopicNotFound,
 )
 from headrace.model.headers import headers_from_pairs
@@ -470,6 +471,20 @@ def test_other_things_are_refused(bench: Workbench) -> None:
         bench.ask(RouteSet(RouteDefinition("one", ["out"], source="in", key="a"), exist_ok=True))
     with pytest.raises(InvalidArgument, match="the broker's own"):
         bench.publish("in", [b"1"], producer=Producer(FORWARDER_MIN + 5, 0, 0))
+
+
+def test_virtual_topics_are_neither_sources_nor_targets(bench: Workbench) -> None:
+    bench.ask(TopicCreate("stored"))
+    bench.ask(TopicCreate("view", {"view_of": "stored", "view_query": {"regex": "a"}}))
+    for source, target, errors in (("in", "view", ""), ("view", "out", ""), ("in", "out", "view")):
+        with pytest.raises(TopicIsView, match="route"):
+            add(bench, "bad", target, source=source, all=True, error_topic=errors)
+    add(bench, "all", "out", all=True)
+    bench.ask(TopicDelete("out"))
+    bench.ask(TopicCreate("out", {"view_of": "stored", "view_query": {"regex": "a"}}))
+    publish(bench, b"a")
+    assert bench.values("in.errors") == [b"a"]
+    assert bench.values("out") == []
 
 
 def test_targets_are_made_only_if_the_broker_may() -> None:

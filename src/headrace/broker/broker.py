@@ -497,9 +497,7 @@ class Broker:
     ) -> Published | PendingAnswer[Published]:
         batch = received(body)
         if batch.producer_id and not PRODUCER_MIN <= batch.producer_id < FORWARDER_MIN:
-            raise InvalidArgument(
-                f"producers' ids below {PRODUCER_MIN} and from {FORWARDER_MIN} on are the broker's own"
-            )
+            raise InvalidArgument(f"ids below {PRODUCER_MIN} and from {FORWARDER_MIN} on are the broker's own")
         if not request.topic:
             request.topic = self._routes.ingress(session.tenant)
         return self._publish_batch(session, request, batch, now_us)
@@ -507,9 +505,8 @@ class Broker:
     def _publish_batch(
         self, session: Session, request: Publish, batch: Batch, now_us: int
     ) -> Published | PendingAnswer[Published]:
-        topics = self._topics
-        topic = topics.get_or_create(request.topic, now_us)
-        active = topics.active(topic, request.partition)
+        topic = self._topics.get_or_create(request.topic, now_us)
+        active = self._topics.active(topic, request.partition)
         if self._ballast.dropped and active.partition.durable:
             raise DiskFull(_FULL_DISK)
         if topic.id in self._policies.refusing:

@@ -26,6 +26,7 @@ from headrace.broker.routed_source import RoutedSource
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.turns import Turns
+from headrace.broker.views import check_stores
 from headrace.model.errors import HeadraceError, LimitExceeded, RouteExists, RouteNotFound
 from headrace.model.limits import ROUTE_CONTENT_MAX, ROUTES_MAX
 from headrace.model.request import Answer, Request
@@ -87,7 +88,7 @@ class RouteRegistry:
                 self._state.forget_topic(state.source_id)
                 continue
             self._restore(topic, state)
-        topics.companions.append(self._bindings_of)
+        topics.companions.connect(self._bindings_of)
         topics.changed.connect(self._topic_changed)
         topics.altered.connect(self._topic_altered)
 
@@ -141,7 +142,7 @@ class RouteRegistry:
         return self._ledger.durably(self._info(self._store(route, topic, before, now_us)))
 
     def _check(self, route: RouteDefinition, before: RouteStored | None) -> None:
-        """Refuse a route that would close a loop, or is one too many of its kind."""
+        """Refuse a route that would close a loop, uses a virtual topic, or is one too many of its kind."""
         replaced = None
         if before is not None:
             replaced = before.definition.source, target_names(before.definition)
@@ -151,6 +152,10 @@ class RouteRegistry:
         finally:
             if replaced is not None:
                 self._graph.add(*replaced)
+        for name in (route.source, *route.targets, route.error_topic):
+            topic = self._topics.find(name)
+            if topic is not None:
+                check_stores(name, topic.settings, "route from" if name == route.source else "route to")
         source = self._topics.find(route.source)
         routed = None if source is None else self._sources.get(source.id)
         if route.content is not None and routed is not None and routed.table.content_count >= ROUTE_CONTENT_MAX:
@@ -308,7 +313,7 @@ class RouteRegistry:
             settings = None if topic is None else topic.settings
             fact = _bound(state.source_id, name, 0 if topic is None else topic.id, settings, since or {})
             last = state.bindings.get(name, [])[-1:]
-            if (last and not last[0].binds_like(fact)) or (not last and topic is not None):
+            if (last and not last[0].binds_like(fact)) or (not last and fact.topic_id):
                 facts.append(fact if since is not None else _bound(
                     state.source_id, name, fact.topic_id, settings, dict(state.positions)))  # fmt: skip
         return facts
@@ -398,6 +403,6 @@ class RouteRegistry:
 def _bound(
     source_id: int, name: str, topic_id: int, settings: TopicSettings | None, since: OffsetsByPartition
 ) -> RouteTargetBound:
-    if settings is None:
+    if settings is None or settings.view_of is not None:  # a view stores nothing
         return RouteTargetBound(source_id, name, since)
     return RouteTargetBound(source_id, name, since, topic_id, settings.partitions, settings.message_bytes_max)

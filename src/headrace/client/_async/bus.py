@@ -44,6 +44,7 @@ from headrace.client.leasing.scheduled_times import MessageName, moment_of, pars
 from headrace.client.producer.message_fields import (
     MessageColumns,
     MessageFields,
+    OneTopic,
     PublishOptions,
     TopicList,
     show_fields,
@@ -146,17 +147,12 @@ class AsyncBus(AsyncBusObservation):
 
     @overload
     async def publish(
-        self, topic: str | None, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
+        self, topic: OneTopic, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
     ) -> AsyncJobHandle: ...
 
     @overload
     async def publish(
-        self,
-        topic: str | None,
-        value: bytes | None,
-        *,
-        reply: Literal[False] = False,
-        **options: Unpack[PublishOptions],
+        self, topic: OneTopic, value: bytes | None, *, reply: Literal[False] = False, **options: Unpack[PublishOptions]
     ) -> Receipt: ...
 
     @overload
@@ -167,7 +163,7 @@ class AsyncBus(AsyncBusObservation):
     @show_fields
     async def publish(
         self,
-        topic: str | TopicList | None,
+        topic: OneTopic | TopicList,
         value: bytes | None,
         *,
         key: bytes | str | None = None,
@@ -216,8 +212,7 @@ class AsyncBus(AsyncBusObservation):
             >>> receipt.topic, receipt.partition, receipt.offset
             ('orders', 0, 0)
         """
-        topic = INGRESS_TOPIC if topic is None else topic
-        if not isinstance(topic, str):
+        if topic is not None and not isinstance(topic, str):
             expects = reply or expected_offset is not None or expected_version is not None
             return await self._publish_to_all(topic, value, key, expects, fields)
         producer = self._own_producer or self._begin_producer()
@@ -305,7 +300,6 @@ class AsyncBus(AsyncBusObservation):
             >>> [(receipt.offset, receipt.count) for receipt in receipts]
             [(0, 2)]
         """
-        topic = INGRESS_TOPIC if topic is None else topic
         producer = self._own_producer or self._begin_producer()
         return await producer.publish_many(
             values,
@@ -1434,7 +1428,7 @@ class AsyncBus(AsyncBusObservation):
 
     def _begin_producer(self) -> AsyncProducer:
         """Make the producer with which the bus itself publishes: it sends at once."""
-        self._own_producer = self.producer(linger=0)
+        self._own_producer = self.producer(INGRESS_TOPIC, linger=0)
         self._own_producer._accumulator.bus = None  # the bus keeps the producer alive, and not the other way round
         return self._own_producer
 

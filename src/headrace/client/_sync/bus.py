@@ -44,6 +44,7 @@ from headrace.client.leasing.scheduled_times import MessageName, moment_of, pars
 from headrace.client.producer.message_fields import (
     MessageColumns,
     MessageFields,
+    OneTopic,
     PublishOptions,
     TopicList,
     show_fields,
@@ -142,17 +143,12 @@ class Bus(BusObservation):
 
     @overload
     def publish(
-        self, topic: str | None, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
+        self, topic: OneTopic, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
     ) -> JobHandle: ...
 
     @overload
     def publish(
-        self,
-        topic: str | None,
-        value: bytes | None,
-        *,
-        reply: Literal[False] = False,
-        **options: Unpack[PublishOptions],
+        self, topic: OneTopic, value: bytes | None, *, reply: Literal[False] = False, **options: Unpack[PublishOptions]
     ) -> Receipt: ...
 
     @overload
@@ -163,7 +159,7 @@ class Bus(BusObservation):
     @show_fields
     def publish(
         self,
-        topic: str | TopicList | None,
+        topic: OneTopic | TopicList,
         value: bytes | None,
         *,
         key: bytes | str | None = None,
@@ -212,8 +208,7 @@ class Bus(BusObservation):
             >>> receipt.topic, receipt.partition, receipt.offset
             ('orders', 0, 0)
         """
-        topic = INGRESS_TOPIC if topic is None else topic
-        if not isinstance(topic, str):
+        if topic is not None and not isinstance(topic, str):
             expects = reply or expected_offset is not None or expected_version is not None
             return self._publish_to_all(topic, value, key, expects, fields)
         producer = self._own_producer or self._begin_producer()
@@ -301,7 +296,6 @@ class Bus(BusObservation):
             >>> [(receipt.offset, receipt.count) for receipt in receipts]
             [(0, 2)]
         """
-        topic = INGRESS_TOPIC if topic is None else topic
         producer = self._own_producer or self._begin_producer()
         return producer.publish_many(
             values,
@@ -1426,7 +1420,7 @@ class Bus(BusObservation):
 
     def _begin_producer(self) -> Producer:
         """Make the producer with which the bus itself publishes: it sends at once."""
-        self._own_producer = self.producer(linger=0)
+        self._own_producer = self.producer(INGRESS_TOPIC, linger=0)
         self._own_producer._accumulator.bus = None  # the bus keeps the producer alive, and not the other way round
         return self._own_producer
 
