@@ -12,6 +12,7 @@ from headrace.broker.facts import AnyFact
 from headrace.broker.leased_facts import LeasedFact
 from headrace.broker.pending_answer import AnswerWithBody
 from headrace.broker.ports import Session
+from headrace.broker.route_facts import RouteAdvanced, RouteRemoved, RouteStored, RouteTargetBound
 from headrace.broker.settings import BrokerSettings
 from headrace.model.batch import parse
 from headrace.model.bus_event import BusEvent, EventsRecord, decode_event
@@ -40,6 +41,7 @@ from headrace.model.requests import (
     TopicDelete,
     TopicList,
 )
+from headrace.model.route_requests import RouteDefinition, RouteRemove, RouteSet
 from headrace.model.schedule_requests import ScheduleDefinition, SchedulePause, ScheduleRemove, ScheduleSet
 from headrace.model.service_requests import (
     ServiceDefinition,
@@ -114,8 +116,12 @@ def then(*steps: Callable[[Workbench], object]) -> Callable[[Workbench], None]:
 
 ORDERS, LATER = asks(TopicCreate("orders")), 100_000_000
 QUEUE = then(asks(TopicCreate("jobs")), asks(SubscriptionCreate("jobs")))
+ROUTE = RouteSet(RouteDefinition("copy", ["out"], "in", all=True))
 
 CHANGES: dict[str, Callable[[Workbench], None]] = {
+    "route.created": asks(ROUTE),
+    "route.altered": then(asks(ROUTE), asks(RouteSet(RouteDefinition("copy", ["out"], "in", key="a"), replace=True))),
+    "route.deleted": then(asks(ROUTE), asks(RouteRemove("copy"))),
     "topic.created": ORDERS,
     "topic.altered": then(ORDERS, asks(TopicAlter("orders", {"partitions": 2}))),
     "topic.deleted": then(ORDERS, asks(TopicDelete("orders"))),
@@ -147,6 +153,10 @@ CHANGES: dict[str, Callable[[Workbench], None]] = {
 """What causes each kind of event."""
 
 FACT_EVENTS: dict[type, set[str]] = {
+    RouteStored: {"route.created", "route.altered"},
+    RouteRemoved: {"route.deleted"},
+    RouteAdvanced: set(),  # forwards messages
+    RouteTargetBound: set(),  # a topic changed, which has an event
     facts.TopicSet: {"topic.created", "topic.altered"},
     facts.TopicDeleted: {"topic.deleted"},
     facts.OffsetsCommitted: {"group.created", "group.altered"},
@@ -199,6 +209,8 @@ REQUEST_EVENTS: dict[str, set[str]] = {
     "ScheduleRemove": {"schedule.deleted"},
     "SchedulePause": {"schedule.paused", "schedule.resumed"},
     "ScheduleRun": set(),  # publishes a message
+    "RouteSet": {"route.created", "route.altered"},
+    "RouteRemove": {"route.deleted"},
     "ServiceRegister": {"service.registered", "service.altered"},
     "ServiceDeregister": {"service.deregistered"},
     "ServeOpen": set(),  # lasts as long as the connection, and is counted by SwitchboardDescribe

@@ -1,5 +1,6 @@
 """Routes: which messages they take, where these end up, and what a broker refuses."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -560,6 +561,20 @@ def test_tenants_have_routes_and_an_ingress_of_their_own(bench: Workbench) -> No
         add(bench, "theft", "acme/europe", all=True)
     bench.ask(RouteRemove("eu"), session=acme)
     assert listed(bench).keys() == {"eu"}
+
+
+def test_observers_are_told_of_routes() -> None:
+    bench = Workbench(settings=BrokerSettings(record_events=True))
+    add(bench, "copy", "out", all=True)
+    bench.ask(RouteSet(RouteDefinition("copy", ["out"], source="in", key="a"), replace=True))
+    bench.ask(RouteRemove("copy"))
+    add(bench, "copy", "out", all=True)
+    bench.ask(TopicDelete("in"))
+    bench.tick(1.0)
+    told = [json.loads(value or b"") for value in bench.values("headrace.events")]
+    assert [one["action"] for one in told if one["kind"] == "route"] == [
+        *("created", "altered", "deleted", "created", "deleted")
+    ]
 
 
 # Explaining.

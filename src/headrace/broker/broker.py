@@ -192,7 +192,7 @@ class Broker:
         self._switchboard = Switchboard(ports, RouteIngress(self._routes, self._topics, self._publish_batch))
         self._requests = RequestDispatcher(ports)
         parts = (self._topics, self._groups, self._subscriptions, dead_letters, self._schedules)
-        observed = ObservedParts(*parts, self._readers, self._leasing, self._switchboard)
+        observed = ObservedParts(*parts, self._readers, self._leasing, self._switchboard, self._routes)
         self._observability = Observability(observed, self._ledger, ports, self._turns, always=settings.record_events)
         self._services = self._observability.services
         self._restricted = self._services.restricted

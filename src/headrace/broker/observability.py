@@ -10,6 +10,7 @@ from headrace.broker.leasing import LeaseDispatcher
 from headrace.broker.ledger import Ledger
 from headrace.broker.log_levels import LogLevels
 from headrace.broker.ports import Ports, Session
+from headrace.broker.routes import RouteRegistry
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.service_errors import ServiceErrorLog
 from headrace.broker.services import LiveInstance, ServiceRegistry
@@ -60,6 +61,7 @@ class ObservedParts(NamedTuple):
     readers: Readers
     leasing: LeaseDispatcher
     switchboard: Switchboard
+    routes: RouteRegistry
 
 
 class Observability:
@@ -77,6 +79,7 @@ class Observability:
         parts.groups.group_changed.connect(lambda name, action, now: self.events.record("group", action, name, now))
         parts.groups.member_changed.connect(self._member_changed)
         parts.schedules.changed.connect(lambda name, action, now: self.events.record("schedule", action, name, now))
+        parts.routes.changed.connect(lambda name, action, now: self.events.record("route", action, name, now))
         parts.dead_letters.buried.connect(self._buried)
         parts.dead_letters.refused.connect(self._refused)
         parts.dead_letters.redriven.connect(self._redriven)

@@ -23,6 +23,7 @@ from headrace.broker.route_forwarder import ForwarderQueue, RouteForwarder, Sift
 from headrace.broker.route_graph import RouteGraph
 from headrace.broker.route_table import CompiledRoute
 from headrace.broker.routed_source import RoutedSource
+from headrace.broker.signal import Signal
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.turns import Turns
@@ -82,6 +83,8 @@ class RouteRegistry:
         self._sources: dict[int, RoutedSource] = {}
         self._graph = RouteGraph()
         self._advance_us = 0
+        self.changed: Signal[str, str, int] = Signal()
+        """A route was `created`, `altered` or `deleted`, with the time."""
         for state in list(self._state.sources.values()):
             topic = topics.by_id.get(state.source_id)
             if topic is None or not state.routes:
@@ -181,6 +184,7 @@ class RouteRegistry:
         routed.add(fact)
         self._graph.add(route.source, target_names(route))
         self._hold(routed)
+        self.changed(route.name, "created" if before is None else "altered", now_us)
         if before is not None:
             self._end(before, until)
         routed.start()
@@ -192,6 +196,7 @@ class RouteRegistry:
         until = self._ends(self._topics.by_id[fact.source_id])
         self._ledger.record(now_us, RouteRemoved(fact.id, fact.source_id, until))
         self._end(fact, until)
+        self.changed(fact.definition.name, "deleted", now_us)
         return self._ledger.durably(Done())
 
     def _end(self, fact: RouteStored, until: OffsetsByPartition) -> None:
@@ -318,7 +323,7 @@ class RouteRegistry:
                     state.source_id, name, fact.topic_id, settings, dict(state.positions)))  # fmt: skip
         return facts
 
-    def _topic_changed(self, topic: Topic, _: int) -> None:
+    def _topic_changed(self, topic: Topic, now_us: int) -> None:
         """A topic was created, deleted or got more partitions."""
         source = self._sources.get(topic.id)
         if source is not None:
@@ -332,8 +337,9 @@ class RouteRegistry:
                 for route in source.routes.values():
                     if route.until is None:
                         self._graph.remove(str(topic), target_names(route.definition))
+                        self.changed(route.name, "deleted", now_us)
                 del self._sources[topic.id]
-        self._topic_altered(topic, 0)
+        self._topic_altered(topic, now_us)
 
     def _topic_altered(self, topic: Topic, _: int) -> None:
         """What a name means may have changed: the sources that use it begin their slices anew, once that is synced."""
