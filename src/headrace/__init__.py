@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headrace.client._async.admin.routes import AsyncRoutes
     from headrace.client._async.admin.services import AsyncServices
     from headrace.client._async.app.app import AsyncApp
+    from headrace.client._async.app.task import AsyncAppTask
     from headrace.client._async.bus import AsyncBus
     from headrace.client._async.consumer.subscription import AsyncSubscription
     from headrace.client._async.leasing.jobs import AsyncJobs
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from headrace.client._sync.admin.routes import Routes
     from headrace.client._sync.admin.services import Services
     from headrace.client._sync.app.app import App
+    from headrace.client._sync.app.task import AppTask
     from headrace.client._sync.bus import Bus
     from headrace.client._sync.consumer.subscription import Subscription
     from headrace.client._sync.leasing.jobs import Jobs
@@ -78,7 +80,9 @@ __version__ = "0.1.0"
 __all__ = [
     "Aggregate",
     "App",
+    "AppTask",
     "AsyncApp",
+    "AsyncAppTask",
     "AsyncBus",
     "AsyncEventFeed",
     "AsyncJobHandle",
@@ -205,6 +209,7 @@ _LATER = {
     "AsyncSent": "client._async.producer.sent",
     "AsyncSentMany": "client._async.producer.sent",
     "AsyncSubscription": "client._async.consumer.subscription",
+    "AsyncAppTask": "client._async.app.task",
     "AsyncTransaction": "client._async.producer.transaction",
     "BrokerInfo": "model.requests",
     "Bus": "client._sync.bus",
@@ -237,6 +242,7 @@ _LATER = {
     "Subscription": "client._sync.consumer.subscription",
     "SubscriptionInfo": "model.leasing",
     "SubscriptionSettings": "model.subscription",
+    "AppTask": "client._sync.app.task",
     "TopicInfo": "model.requests",
     "TopicSettings": "model.topic",
     "Transaction": "client._sync.producer.transaction",

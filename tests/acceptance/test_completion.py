@@ -39,7 +39,7 @@ def test_every_command_is_in_the_tree(tree: CommandNode) -> None:
     ("line", "offers"),
     [
         ("headrace to|", ["topic"]),
-        ("headrace topic |", ["create", "list", "describe", "alter", "trim", "delete"]),
+        ("headrace topic |", ["create", "list", "describe", "alter", "trim", "history", "delete"]),
         ("headrace topic create t --stor|", ["--storage"]),
         ("headrace topic create t --durability |", ["memory", "written", "synced"]),
         ("headrace topic create t --durability = w|", ["written"]),

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 from typing import Any
 
 import pytest
@@ -225,3 +226,74 @@ def test_closing_the_bus_ends_waiting(run: Run, topic: str) -> None:
             await waiting
 
     run(story)
+
+
+# Tasks.
+
+
+def test_tasks_are_called_by_name_with_arguments(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        tasks: dict[str, Any] = {}
+
+        def prepare(app: Any) -> None:
+            @app.task(topic, concurrency=2)
+            def add(one: int, other: int = 10) -> int:
+                return one + other
+
+            @app.task(topic, name="later-name")
+            async def shout(text: str) -> str:
+                return text.upper()
+
+            assert add(1, 2) == 3, "called here, it is the function"
+            with pytest.raises(errors.InvalidArgument, match="there is a task add"):
+                app.task(topic, name="add")(len)
+            tasks.update(add=add, shout=shout)
+
+        async with running(bus, prepare):
+            calls = [("add", (1,), {"other": 2}), ("add", (1,), {}), ("shout", ("plum",), {})]
+            results = []
+            for name, args, kwargs in calls:
+                called = tasks[name].delay(*args, **kwargs)
+                handle = await called if not threaded(bus) else called
+                waited = handle.result(timeout=SOON_S)
+                results.append(await waited if not threaded(bus) else waited)
+            assert results == [3, 11, "PLUM"]
+            with pytest.raises(errors.HeadraceError, match="JSON cannot hold the arguments of the task add"):
+                await tasks["add"].delay(object())
+            wrong = {b"not json": "calls no task", b'{"task": "unknown"}': "no task 'unknown' here"}
+            for value, text in wrong.items():
+                handle = await bus.publish(topic, value, reply=True)
+                with pytest.raises(errors.JobFailed, match=text):
+                    await handle.result(timeout=SOON_S)
+
+    run(story)
+
+
+def test_an_app_with_an_address_calls_tasks_over_a_connection_of_its_own(served: dict[str, str], topic: str) -> None:
+    app = headrace.App(served["tcp"])
+    double = app.task(topic, name="double")(lambda number: 2 * number)
+    handle = double.send([21], key="k", headers={"a": "b"})
+    thread = threading.Thread(target=app.run, kwargs={"stop_on_signals": False})
+    thread.start()
+    assert handle.result(timeout=SOON_S) == 42
+    app.stop()
+    thread.join()
+    app.close()
+
+
+def test_tenants_have_results_of_their_own(served: dict[str, str], topic: str) -> None:
+    with headrace.connect(served["tcp"], tenant="acme") as acme, headrace.connect(served["tcp"]) as other:
+        app = headrace.App(acme)
+        app.on(topic, retry={"deliveries_max": 1})(lambda job: 1 // int(job.value))
+        good, bad = acme.publish(topic, b"1", reply=True), acme.publish(topic, b"0", reply=True)
+        thread = threading.Thread(target=app.run, kwargs={"stop_on_signals": False})
+        thread.start()
+        assert good.result(timeout=SOON_S) == 1
+        with pytest.raises(errors.JobFailed, match="ZeroDivisionError") as raised:
+            bad.result(timeout=SOON_S)
+        assert raised.value.error_details["topic"] == topic, "without the tenant"
+        app.stop()
+        thread.join()
+        other.publish(topic, b"1", reply=True)  # so that it has a results topic
+        assert not other.job_result(good.id).done()
+        assert acme.job_result(good.id).done()

@@ -254,3 +254,21 @@ def test_a_listener_that_stands_still_loses_messages_and_holds_up_nobody(tmp_pat
         received += sum(1 for _ in live)
         assert received > 10
         assert received + live.dropped == published
+
+
+def test_tenants_do_not_see_each_others_subjects_and_services(tmp_path: Path, address: str) -> None:
+    with (
+        broker(tmp_path),
+        headrace.connect(address, tenant="acme") as acme,
+        headrace.connect(address, tenant="other") as other,
+        app_at_work(acme, echo=lambda request: f"{request.subject} {request.value.decode()}"),
+        acme.subjects.subscribe("#", timeout=5) as live,
+    ):
+        assert acme.request("echo", b"hello").value == b"echo hello"
+        with pytest.raises(errors.NoResponders, match="nobody serves echo"):
+            other.request("echo", b"hello")
+        assert other.subjects.publish("news", b"theirs").receivers == 0
+        assert acme.subjects.publish("news", b"ours").receivers == 1
+        message = next(iter(live))
+        assert (message.subject, message.value) == ("news", b"ours")
+        assert other.subjects.info().responders == 0

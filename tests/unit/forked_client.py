@@ -359,6 +359,29 @@ def named(address: str) -> None:
         closing.close()
 
 
+def live(address: str) -> None:
+    """A live subscription stays the parent's; a child asks and subscribes for itself."""
+    with headrace.connect(address) as bus, bus.subjects.subscribe("live", timeout=CHILD_S) as mine:
+        unused_yet = bus.subjects.subscribe("live.child", timeout=CHILD_S)
+
+        def go_on() -> None:
+            refused(lambda: next(iter(mine)))
+            mine.close()
+            with unused_yet:
+                assert bus.subjects.publish("live.child", b"own").receivers == 1
+                assert next(iter(unused_yet)).value == b"own"
+            try:
+                bus.request("nobody")
+            except headrace.errors.NoResponders:
+                pass
+            else:
+                raise AssertionError("somebody serves it")
+            assert bus.subjects.publish("live", b"from the child").receivers == 1
+
+        check(in_child(go_on))
+        assert next(iter(mine)).value == b"from the child"
+
+
 ROLES = (
     publish,
     pending,
@@ -372,6 +395,7 @@ ROLES = (
     with_asyncio,
     descriptors,
     named,
+    live,
 )
 
 if __name__ == "__main__":

@@ -326,6 +326,20 @@ def memory_bytes(data: str) -> None:
     assert topic.first_offset() > 0
 
 
+def key_versions(data: str) -> None:
+    topic = Open(data)
+    topic.publish(b"a", b"b", keys=[b"k", b"k"])
+    topic.alter(key_versions=True)
+    batch = topic.bench.batch([b"c"], keys=[b"k"])
+    assert isinstance(topic.bench.begin(Publish("jobs", 0, expected_version=3), batch.data), UnexpectedVersion)
+    topic.bench.ask(Publish("jobs", 0, expected_version=2), batch.data)
+    topic.alter(key_versions=False)
+    batch = topic.bench.batch([b"d"], keys=[b"k"])
+    assert isinstance(topic.bench.begin(Publish("jobs", 0, expected_version=3), batch.data), InvalidArgument)
+    topic.publish(b"d", keys=[b"k"])
+    assert topic.bench.batches("jobs")[-1].columns().headers is None
+
+
 def middleware(data: str) -> None:
     topic = Open(data)
     hide = {"name": "redact", "fields": ["$.a"], "replacement": 0}
@@ -348,20 +362,6 @@ def middleware_seconds(data: str) -> None:
     assert not published.resolved
     topic.bench.tick(0.2)
     assert isinstance(published.outcome, MiddlewareTimeout)
-
-
-def key_versions(data: str) -> None:
-    topic = Open(data)
-    topic.publish(b"a", b"b", keys=[b"k", b"k"])
-    topic.alter(key_versions=True)
-    batch = topic.bench.batch([b"c"], keys=[b"k"])
-    assert isinstance(topic.bench.begin(Publish("jobs", 0, expected_version=3), batch.data), UnexpectedVersion)
-    topic.bench.ask(Publish("jobs", 0, expected_version=2), batch.data)
-    topic.alter(key_versions=False)
-    batch = topic.bench.batch([b"d"], keys=[b"k"])
-    assert isinstance(topic.bench.begin(Publish("jobs", 0, expected_version=3), batch.data), InvalidArgument)
-    topic.publish(b"d", keys=[b"k"])
-    assert topic.bench.batches("jobs")[-1].columns().headers is None
 
 
 # Subscriptions.

@@ -7,12 +7,11 @@ from typing import Any, get_args
 
 import pytest
 
-from headrace.broker import bus_events, facts
+from headrace.broker import bus_events, facts, route_facts
 from headrace.broker.facts import AnyFact
 from headrace.broker.leased_facts import LeasedFact
 from headrace.broker.pending_answer import AnswerWithBody
 from headrace.broker.ports import Session
-from headrace.broker.route_facts import RouteAdvanced, RouteRemoved, RouteStored, RouteTargetBound
 from headrace.broker.settings import BrokerSettings
 from headrace.model.batch import parse
 from headrace.model.bus_event import BusEvent, EventsRecord, decode_event
@@ -116,12 +115,10 @@ def then(*steps: Callable[[Workbench], object]) -> Callable[[Workbench], None]:
 
 ORDERS, LATER = asks(TopicCreate("orders")), 100_000_000
 QUEUE = then(asks(TopicCreate("jobs")), asks(SubscriptionCreate("jobs")))
-ROUTE = RouteSet(RouteDefinition("copy", ["out"], "in", all=True))
+
+ROUTE = RouteSet(RouteDefinition("r", ["bills"], source="orders", key="a"))
 
 CHANGES: dict[str, Callable[[Workbench], None]] = {
-    "route.created": asks(ROUTE),
-    "route.altered": then(asks(ROUTE), asks(RouteSet(RouteDefinition("copy", ["out"], "in", key="a"), replace=True))),
-    "route.deleted": then(asks(ROUTE), asks(RouteRemove("copy"))),
     "topic.created": ORDERS,
     "topic.altered": then(ORDERS, asks(TopicAlter("orders", {"partitions": 2}))),
     "topic.deleted": then(ORDERS, asks(TopicDelete("orders"))),
@@ -140,6 +137,9 @@ CHANGES: dict[str, Callable[[Workbench], None]] = {
     "schedule.paused": then(schedule, asks(SchedulePause("beat"))),
     "schedule.resumed": then(schedule, asks(SchedulePause("beat"), SchedulePause("beat", False))),
     "schedule.deleted": then(schedule, asks(ScheduleRemove("beat"))),
+    "route.created": asks(ROUTE),
+    "route.altered": asks(ROUTE, RouteSet(RouteDefinition("r", ["bills"], source="orders", key="b"), replace=True)),
+    "route.deleted": asks(ROUTE, RouteRemove("r")),
     "service.registered": service,
     "service.altered": then(service, asks(ServiceRegister(ServiceDefinition("billing", "i1", "2")))),
     "service.deregistered": then(service, asks(ServiceDeregister("billing", "i1"))),
@@ -153,10 +153,6 @@ CHANGES: dict[str, Callable[[Workbench], None]] = {
 """What causes each kind of event."""
 
 FACT_EVENTS: dict[type, set[str]] = {
-    RouteStored: {"route.created", "route.altered"},
-    RouteRemoved: {"route.deleted"},
-    RouteAdvanced: set(),  # forwards messages
-    RouteTargetBound: set(),  # a topic changed, which has an event
     facts.TopicSet: {"topic.created", "topic.altered"},
     facts.TopicDeleted: {"topic.deleted"},
     facts.OffsetsCommitted: {"group.created", "group.altered"},
@@ -164,6 +160,10 @@ FACT_EVENTS: dict[type, set[str]] = {
     facts.Committed: {"group.created", "dead_letter.added", "dead_letter.redriven"},
     facts.ScheduleStored: {"schedule.created", "schedule.altered", "schedule.paused", "schedule.resumed"},
     facts.ScheduleDeleted: {"schedule.deleted"},
+    route_facts.RouteStored: {"route.created", "route.altered"},
+    route_facts.RouteRemoved: {"route.deleted"},
+    route_facts.RouteAdvanced: set(),  # progress
+    route_facts.RouteTargetBound: set(),  # follows from a topic's event
     facts.ServicePolicySet: {"policy.altered"},
     facts.LogLevelStored: {"log_level.set", "log_level.reset"},
     # About messages, progress or the broker itself, and not about structures:
@@ -312,6 +312,13 @@ def test_tenants_see_their_own_events_only(bench: Workbench) -> None:
     assert [event.name for event in told] == ["orders", "default", "billing", "headrace.events"]
     assert told[1].details["topic"] == "orders"
     assert "acme" not in str(told)
+
+
+def test_routes_end_with_their_source(bench: Workbench) -> None:
+    bench.ask(ROUTE)
+    bench.ask(TopicDelete("orders"))
+    told = [(event.kind, event.action) for event in events(bench) if event.action == "deleted"]
+    assert sorted(told) == [("route", "deleted"), ("topic", "deleted")]
 
 
 def test_live_observers_hear_of_changes_without_a_topic(bench: Workbench) -> None:

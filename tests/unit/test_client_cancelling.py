@@ -48,6 +48,7 @@ class Stage:
             "leased": leased,
             "streams": streams,
             "transactions": info.transactions_open,
+            "live": self.watching.subjects.info().subscriptions,
             "connections": info.connections,
             "embedded": sum(thread.name == "headrace-server" for thread in threading.enumerate()) - 1,
         }
@@ -183,6 +184,21 @@ async def asking(bus: Any) -> None:
     await bus.fetch(EMPTY, 0, 0, wait=0.02)
 
 
+async def listening(bus: Any) -> None:
+    async with bus.subjects.subscribe("news.*", timeout=0.01) as live:
+        await bus.subjects.publish_many("news.a", [b"1", b"2"])
+        async for _ in live:
+            break
+    async for _ in bus.subjects.subscribe("news.*", timeout=0.01):
+        break
+
+
+async def requesting(bus: Any) -> None:
+    with contextlib.suppress(headrace.errors.NoResponders):
+        await bus.request("nobody", b"value")
+    await bus.request("nobody", b"value", callback=lambda _: None)
+
+
 VERBS = [
     in_group,
     alone,
@@ -195,6 +211,8 @@ VERBS = [
     transaction,
     producing,
     asking,
+    listening,
+    requesting,
 ]
 
 

@@ -67,6 +67,9 @@ def use(bus: headrace.Bus) -> list["weakref.ref[Any]"]:
         next(iter(jobs))
     with bus.transaction("x") as transaction:
         transaction.publish("t", b"value")
+    with bus.subjects.subscribe("s", timeout=5) as live:
+        bus.subjects.publish("s", b"value")
+        next(iter(live))
     parts = [
         bus,
         bus._broker,
@@ -77,6 +80,8 @@ def use(bus: headrace.Bus) -> list["weakref.ref[Any]"]:
         subscription,
         jobs,
         transaction,
+        live,
+        live._receiver,
     ]
     return [weakref.ref(part) for part in parts]
 
@@ -125,10 +130,20 @@ def test_what_is_made_by_a_bus_keeps_it(url: str) -> None:
         lambda bus: bus.schedule("t", b"later", in_=1000).look(),
         lambda bus: next(iter(bus.subscribe("t", timeout=5))),
         lambda bus: bus.transaction("x").begin(),
+        lambda bus: bus.subjects.subscribe("s").begin(),
     ]
     for part in parts:
         part(headrace.connect(url))  # nobody has the bus any more
     until(lambda: gc.collect() >= 0 and held()[1] <= before[1])  # what was not closed is left to the collector
+
+
+def test_a_live_subscription_that_is_dropped_ends(url: str) -> None:
+    with headrace.connect(url) as bus:
+        live = bus.subjects.subscribe("s")
+        live.begin()
+        assert bus.subjects.info().subscriptions == 1
+        del live
+        until(lambda: bus.subjects.info().subscriptions == 0)
 
 
 @pytest.mark.filterwarnings("ignore:a bus was not closed")
@@ -170,6 +185,10 @@ async def use_async(bus: headrace.AsyncBus) -> list["weakref.ref[Any]"]:
             break
     async with bus.transaction("x") as transaction:
         await transaction.publish("t", b"value")
+    async with bus.subjects.subscribe("s", timeout=5) as live:
+        await bus.subjects.publish("s", b"value")
+        async for _ in live:
+            break
     parts = [
         bus,
         bus._broker,
@@ -180,6 +199,8 @@ async def use_async(bus: headrace.AsyncBus) -> list["weakref.ref[Any]"]:
         subscription,
         jobs,
         transaction,
+        live,
+        live._receiver,
     ]
     return [weakref.ref(part) for part in parts]
 

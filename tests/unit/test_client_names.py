@@ -21,11 +21,12 @@ from headrace.server import EmbeddedServer
 BUS = """
 alter_subscription alter_topic clock close commit create_subscription create_topic cron_add cron_next cron_pause
 cron_remove cron_run crons delete_group delete_subscription delete_topic describe_group describe_subscription
-describe_topic fetch groups history info lease name offsets producer publish publish_many queue request
-reset_subscription schedule scheduled seek_group subjects subscribe subscriptions tenant topics transaction trim_topic
+describe_topic events fetch groups history info job_result lease logging name offsets producer publish publish_many
+queue request reset_subscription routes schedule scheduled seek_group services subjects subscribe subscriptions tenant
+topics transaction trim_topic
 """
 PUBLIC = {
-    "App": "every on run serves stop",
+    "App": "deliver every on run serves stop",
     "Bus": BUS,
     "Cursor": "close commit committed lag messages name offset seek tail",
     "Jobs": "close stop",
@@ -93,7 +94,7 @@ def test_only_what_is_meant_for_users_is_public(address: str, tmp_path: Path) ->
 
 
 INHERITS = {
-    "Bus": "BusParts ABC",
+    "Bus": "BusObservation BusParts ABC",
     "Queue": "QueueInspection",
     "Sent": "PendingResult",
     "SentMany": "PendingResult",

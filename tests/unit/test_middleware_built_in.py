@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.middleware import API, Columns, MiddlewareContext, Refusal
+from headrace.middleware import API, Columns, MiddlewareContext, RefusedMessages
 from headrace.middleware.combine import CombineMiddleware
 from headrace.middleware.enrich import EnrichMiddleware
 from headrace.middleware.redact import make_redact, parse_path
@@ -30,11 +30,11 @@ from headrace.testing.workbench import Workbench
 CONTEXT = MiddlewareContext("orders", "acme", 0, 1_800_000_000_000_000, "ann", "till", "10.0.0.1:5", "native")
 
 
-def reasons_of(outcome: Columns | Refusal) -> dict[int, str]:
-    return dict(outcome.reasons) if isinstance(outcome, Refusal) else {}
+def reasons_of(outcome: Columns | RefusedMessages) -> dict[int, str]:
+    return dict(outcome.reasons) if isinstance(outcome, RefusedMessages) else {}
 
 
-def values_of(outcome: Columns | Refusal) -> list[bytes | None]:
+def values_of(outcome: Columns | RefusedMessages) -> list[bytes | None]:
     assert isinstance(outcome, Columns)
     return list(outcome.values)
 
@@ -327,7 +327,7 @@ def test_a_binary_event_needs_its_attributes(headers: Any) -> None:
 def test_transform_refuses_or_buries_what_it_cannot_transform() -> None:
     transform: Any = make_transform({"from": "json", "to": "msgpack", "on_invalid": "dead_letter"})
     outcome = transform.on_publish(Columns([b"{}", b"{", str(1 << 70).encode()]), CONTEXT)
-    assert isinstance(outcome, Refusal)
+    assert isinstance(outcome, RefusedMessages)
     assert outcome.dead_letter
     assert 1 in outcome.reasons
     assert 0 not in outcome.reasons
@@ -354,7 +354,7 @@ def test_split_makes_a_message_of_each_element() -> None:
 
 def test_split_keeps_what_it_cannot_split_apart() -> None:
     made = SplitMiddleware({"on_invalid": "dead_letter"}).on_publish(Columns([b"[1,2]", b"{}", b"[]", b"[3]"]), CONTEXT)
-    assert isinstance(made, Refusal)
+    assert isinstance(made, RefusedMessages)
     assert made.columns is not None
     assert made.columns.values == [b"1", b"2", b"{}", b"[]", b"3"]
     assert sorted(made.reasons) == [2, 3]
@@ -369,7 +369,7 @@ def test_combine_makes_an_array_of_each_key() -> None:
     assert isinstance(made, Columns)
     assert (made.keys, made.timestamps) == ([b"a", b"b", None], [5, 6, 8])
     wrong = CombineMiddleware({"on_invalid": "dead_letter"}).on_publish(Columns([b"1", b"x", None, b"2"]), CONTEXT)
-    assert isinstance(wrong, Refusal)
+    assert isinstance(wrong, RefusedMessages)
     assert wrong.columns is not None
     assert wrong.columns.values == [b"[1,2]", b"x", None]
     assert sorted(wrong.reasons) == [1, 2]

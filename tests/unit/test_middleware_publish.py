@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headrace.broker.pending_answer import PendingAnswer
-from headrace.middleware import Columns, Middleware, MiddlewareContext, Refusal
+from headrace.middleware import Columns, Middleware, MiddlewareContext, RefusedMessages
 from headrace.model.batch import Producer
 from headrace.model.bus_event import EventsRecord
 from headrace.model.errors import (
@@ -241,7 +241,7 @@ def fails(_: Columns, __: MiddlewareContext) -> Any:
         (lambda columns, _: Columns([*columns.values, b"more"]), "returned 3 messages for 2"),
         (lambda columns, _: Columns(columns.values[:1]), "returned 1 messages for 2"),
         (lambda columns, _: Columns(["text"] * len(columns.values)), "cannot be stored"),
-        (lambda _, __: Refusal({7: "not there"}), "not in the batch"),
+        (lambda _, __: RefusedMessages({7: "not there"}), "not in the batch"),
     ],
 )
 def test_a_middleware_that_misbehaves_refuses_the_batch(

@@ -395,11 +395,39 @@ def test_sizes_are_bounded(bench: Workbench) -> None:
     assert not asked.resolved, "the responder can still answer"
 
 
+def test_replies_to_a_caller_that_does_not_receive_are_bounded(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_dispatcher, "REPLIES_UNSENT_BYTES_MAX", 10)
+    service = Service(bench, concurrency=10)
+    caller = bench.connect("caller")
+    asked = [send(bench, session=caller) for _ in range(4)]
+    bench.broker.pause(caller)
+    service.reply(0, b"x" * 6)
+    service.reply(1, b"x" * 6)
+    service.reply(2, b"x" * 4)
+    bench.broker.resume(caller)
+    service.reply(3, b"x" * 100)
+    assert [type(one.outcome) for one in asked] == [AnswerWithBody, LimitExceeded, AnswerWithBody, AnswerWithBody]
+    bench.broker.pause(caller)
+    send(bench, session=caller)
+    service.reply(4, b"x")
+    bench.broker.disconnect(caller, bench.now_us)
+    assert bench.broker._requests._unsent_bytes == {}
+
+
 def test_the_number_of_responders_is_bounded(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_dispatcher, "LIVE_SUBSCRIPTIONS_MAX", 1)
     service = Service(bench)
-    with pytest.raises(LimitExceeded):
+    with pytest.raises(LimitExceeded, match="the connection has"):
         service.serve("b")
+    monkeypatch.setattr(request_dispatcher, "LIVE_SUBSCRIPTIONS_MAX", 10)
+    monkeypatch.setattr(request_dispatcher, "LIVE_SUBSCRIPTIONS_IN_ALL_MAX", 2)
+    number = service.serve("b")
+    with pytest.raises(LimitExceeded, match="the broker has"):
+        service.serve("c")
+    bench.ask(ServeClose(number), session=service.session)
+    service.serve("c")
 
 
 def test_many_responders_of_a_lost_session_are_removed_in_slices(bench: Workbench) -> None:

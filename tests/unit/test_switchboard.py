@@ -228,8 +228,14 @@ def test_bad_batches_and_queues_are_refused(bench: Workbench) -> None:
 def test_the_number_of_subscriptions_is_bounded(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switchboard_module, "LIVE_SUBSCRIPTIONS_MAX", 2)
     listener = Listener(bench, "a", "b")
-    with pytest.raises(LimitExceeded, match="end some"):
+    with pytest.raises(LimitExceeded, match="the connection has"):
         listener.subscribe("c")
+    monkeypatch.setattr(switchboard_module, "LIVE_SUBSCRIPTIONS_IN_ALL_MAX", 3)
+    other = Listener(bench, "a")
+    with pytest.raises(LimitExceeded, match="the broker has"):
+        other.subscribe("c")
+    bench.ask(SubjectUnsubscribe(other.numbers[0]), session=other.session)
+    other.subscribe("c")
 
 
 def test_a_draining_broker_takes_nothing_new(bench: Workbench) -> None:

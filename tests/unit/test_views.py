@@ -67,6 +67,7 @@ from headrace.model.requests import (
     TransactionBegin,
     TransactionStage,
 )
+from headrace.model.route_requests import RouteDefinition, RouteSet
 from headrace.model.schedule_requests import ScheduleDefinition, ScheduleSet
 from headrace.model.topic import TopicSettings
 from headrace.storage.runtime import StorageRuntime
@@ -231,6 +232,25 @@ def test_dead_letters_do_not_go_back_to_the_source(bench: Workbench) -> None:
     bench.ask(SubscriptionCreate("orders"))
     with pytest.raises(TopicIsView):
         bench.ask(SubscriptionAlter("orders", settings={"dead_letter_topic": "large"}))
+
+
+def test_routes_and_views_keep_apart(bench: Workbench) -> None:
+    for definition in (
+        RouteDefinition("one", ["target"], source="large", all=True),
+        RouteDefinition("one", ["large"], source="other", all=True),
+        RouteDefinition("one", ["target"], source="other", all=True, error_topic="large"),
+    ):
+        with pytest.raises(TopicIsView):
+            bench.ask(RouteSet(definition))
+    bench.ask(RouteSet(RouteDefinition("one", ["target"], source="orders", all=True, error_topic="lost")))
+    bench.ask(TopicDelete("target"))
+    for name in ("target", "lost"):
+        with pytest.raises(InvalidArgument, match="routes write to"):
+            create_view(bench, name)
+    bench.ask(TopicCreate("target"))
+    publish(bench, 200)
+    bench.tick(2)
+    assert bench.values("target") == bench.values("large") == [order(200)]
 
 
 # Reading.

@@ -1,6 +1,6 @@
 """The broker's façade: every gateway calls `Broker.ask`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, TypeAlias, TypeVar
 
@@ -27,18 +27,21 @@ from headrace.broker.settings import BrokerSettings
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.standing_leases import StandingLeases
 from headrace.broker.streams import Readers, Stream, WaitingFetch
+from headrace.broker.subject_handlers import subject_handlers
 from headrace.broker.subscription_admin import SubscriptionAdmin
 from headrace.broker.subscription_policies import SubscriptionPolicies
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.switchboard import Switchboard
-from headrace.broker.tenant_names import check_plain
+from headrace.broker.tenant_names import check_plain, count_names
+from headrace.broker.topic_middleware import load_nothing
 from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
 from headrace.broker.turns import Turns
+from headrace.broker.version_gate import check_countable
 from headrace.engines.api import FORWARDER_MIN, PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import Batch, received
-from headrace.model.errors import Busy, DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
+from headrace.model.errors import DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.identity import ANONYMOUS, Identity
 from headrace.model.job_requests import JobFinish, ResultsOpen, ResultsOpened
 from headrace.model.key_versions import History
@@ -62,7 +65,7 @@ from headrace.model.leasing import (
     SubscriptionList,
     SubscriptionReset,
 )
-from headrace.model.middleware import LoadMiddleware, MiddlewareFactory
+from headrace.model.middleware import LoadMiddleware
 from headrace.model.reading import Fetch, StreamClose, StreamCredit, StreamOpen
 from headrace.model.request import REQUESTS, Answer, Request
 from headrace.model.requests import (
@@ -105,16 +108,6 @@ from headrace.model.schedule_requests import (
     ScheduleSet,
 )
 from headrace.model.standing_lease import LeaseClose, LeaseCredit, LeaseOpen
-from headrace.model.subject_requests import (
-    ReplySend,
-    RequestSend,
-    ServeClose,
-    ServeOpen,
-    SubjectPublish,
-    SubjectSubscribe,
-    SubjectUnsubscribe,
-    SwitchboardDescribe,
-)
 from headrace.model.topic import DEFAULT_TENANT, checked_tenant
 
 A = TypeVar("A", bound=Answer)
@@ -132,10 +125,6 @@ _FULL_DISK = (
 )
 
 
-def _no_middleware(name: str) -> MiddlewareFactory:
-    raise InvalidArgument(f"this broker loads no middleware, and so not {name!r} either")
-
-
 class Broker:
     """Topics, groups and transactions over a store. Everything is called on one thread, and nothing here waits."""
 
@@ -148,7 +137,7 @@ class Broker:
         new_id: str,
         version: str,
         now_us: int,
-        load_middleware: LoadMiddleware = _no_middleware,
+        load_middleware: LoadMiddleware = load_nothing,
     ) -> None:
         """Open what is in the store, or begin anew: `new_id` then names the broker for good."""
         self._store = store
@@ -191,8 +180,8 @@ class Broker:
         self._readers = Readers(self._topics, ports)
         self._switchboard = Switchboard(ports, RouteIngress(self._routes, self._topics, self._publish_batch))
         self._requests = RequestDispatcher(ports)
-        parts = (self._topics, self._groups, self._subscriptions, dead_letters, self._schedules)
-        observed = ObservedParts(*parts, self._readers, self._leasing, self._switchboard, self._routes)
+        parts = (self._topics, self._groups, self._subscriptions, dead_letters, self._schedules, self._routes)
+        observed = ObservedParts(*parts, self._readers, self._leasing, self._switchboard)
         self._observability = Observability(observed, self._ledger, ports, self._turns, always=settings.record_events)
         self._services = self._observability.services
         self._restricted = self._services.restricted
@@ -383,7 +372,7 @@ class Broker:
             self._leased_requests(),
             self._schedule_requests(),
             self._routes.requests(),
-            self._subject_requests(),
+            subject_handlers(self._switchboard, self._requests),
             self._observability.requests(),
         )
         handlers = {request: handler for part in parts for request, handler in part.items()}
@@ -400,19 +389,6 @@ class Broker:
             SchedulePause: lambda _, ask, __, now: schedules.pause(ask, now + self.wall_offset_us),
             ScheduleRun: lambda _, ask, __, now: schedules.run(ask, now + self.wall_offset_us),
             ScheduleNext: lambda _, ask, __, now: schedules.next_runs(ask, now + self.wall_offset_us),
-        }
-
-    def _subject_requests(self) -> dict[type[Request[Any]], Handler]:
-        switchboard, requests = self._switchboard, self._requests
-        return {
-            SubjectPublish: switchboard.publish,
-            SubjectSubscribe: lambda session, ask, _, __: switchboard.subscribe(session, ask),
-            SubjectUnsubscribe: lambda session, ask, _, __: switchboard.unsubscribe(session, ask),
-            SwitchboardDescribe: lambda session, _, __, ___: requests.describe(session, switchboard.describe(session)),
-            RequestSend: requests.send,
-            ReplySend: requests.reply,
-            ServeOpen: lambda session, ask, _, now: requests.open(session, ask, now),
-            ServeClose: lambda session, ask, _, __: requests.close(session, ask),
         }
 
     def _leased_requests(self) -> dict[type[Request[Any]], Handler]:
@@ -497,7 +473,9 @@ class Broker:
     ) -> Published | PendingAnswer[Published]:
         batch = received(body)
         if batch.producer_id and not PRODUCER_MIN <= batch.producer_id < FORWARDER_MIN:
-            raise InvalidArgument(f"ids below {PRODUCER_MIN} and from {FORWARDER_MIN} on are the broker's own")
+            raise InvalidArgument(
+                f"producers' ids below {PRODUCER_MIN} and from {FORWARDER_MIN} on are the broker's own"
+            )
         if not request.topic:
             request.topic = self._routes.ingress(session.tenant)
         return self._publish_batch(session, request, batch, now_us)
@@ -505,8 +483,9 @@ class Broker:
     def _publish_batch(
         self, session: Session, request: Publish, batch: Batch, now_us: int
     ) -> Published | PendingAnswer[Published]:
-        topic = self._topics.get_or_create(request.topic, now_us)
-        active = self._topics.active(topic, request.partition)
+        topics = self._topics
+        topic = topics.get_or_create(request.topic, now_us)
+        active = topics.active(topic, request.partition)
         if self._ballast.dropped and active.partition.durable:
             raise DiskFull(_FULL_DISK)
         if topic.id in self._policies.refusing:
@@ -555,16 +534,10 @@ class Broker:
         if not before.failure:
             self._topics.all_active(before)  # first what may go wrong
         if request.settings.get("key_versions") and not before.settings.key_versions:
-            self._check_countable(before)
+            removing = self._maintenance.is_removing(before) or not self._trimmer.idle
+            check_countable(committing=not self._transactions.idle, removing=removing)
         topic = self._topics.alter(request.topic, request.settings, now_us)
         return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
-
-    def _check_countable(self, topic: Topic) -> None:
-        """Raise Busy while messages of a topic come and go that its versions would have to count."""
-        if not self._transactions.idle:
-            raise Busy("transactions are being committed, which key_versions would have to count; try again")
-        if self._maintenance.is_removing(topic) or not self._trimmer.idle:
-            raise Busy("messages are being removed, which key_versions would have to count; try again")
 
     def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> PendingAnswer[Done]:
         self._topics.delete(request.topic, now_us)
@@ -599,11 +572,11 @@ class Broker:
             time_us=now_us,
             topics=len(topics),
             partitions_open=sum(len(topic.active_partitions) for topic in topics),
-            groups=_count(self._ledger.state.groups, tenant),
-            subscriptions=_count((str(one.topic) for one in self._subscriptions), tenant),
-            schedules=_count(self._ledger.state.schedules, tenant),
+            groups=count_names(self._ledger.state.groups, tenant),
+            subscriptions=count_names((str(one.topic) for one in self._subscriptions), tenant),
+            schedules=count_names(self._ledger.state.schedules, tenant),
             connections=sum(1 for one in self._sessions if tenant in (None, one.tenant)),
-            transactions_open=_count(self._transactions, tenant),
+            transactions_open=count_names(self._transactions, tenant),
             data=self._store.directory or ":memory:",
             **self.surroundings(),
         )
@@ -618,8 +591,3 @@ def _own(session: Session, request: T) -> T:
     if session.names is None:
         check_plain(request.transaction)
     return request
-
-
-def _count(names: Iterable[str], tenant: str | None) -> int:
-    """How many of the names are a tenant's, which is not the default one; without a tenant, how many there are."""
-    return sum(1 for name in names if tenant is None or name.startswith(f"{tenant}/"))

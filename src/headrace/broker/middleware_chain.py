@@ -19,7 +19,7 @@ from headrace.model.batch_rewriting import (
 from headrace.model.codec import Codec
 from headrace.model.errors import HeadraceError, InvalidArgument, InvalidBatch, MessageRefused, MiddlewareFailed
 from headrace.model.limits import BATCH_COUNT_MAX, INLINE_BYTES_MAX, INLINE_COUNT_MAX
-from headrace.model.middleware import API, COLUMNS, LoadMiddleware, MiddlewareContext, Refusal
+from headrace.model.middleware import API, COLUMNS, LoadMiddleware, MiddlewareContext, RefusedMessages
 
 _SMALL_BYTES = 4 << 10
 """Batches up to this size are not compressed one by one: the broker gathers them, and compresses them together."""
@@ -184,7 +184,7 @@ class _Passage:
     def _pass(self, step: MiddlewareStep) -> None:
         assert step.on_publish is not None
         outcome = call_step(step, step.on_publish, self._rewriter.columns, self._context)
-        if isinstance(outcome, Refusal):
+        if isinstance(outcome, RefusedMessages):
             refused, outcome = outcome, outcome.columns or self._rewriter.columns
         else:
             refused = None
@@ -198,7 +198,7 @@ class _Passage:
         if refused is not None:
             self._refuse(step, refused)
 
-    def _refuse(self, step: MiddlewareStep, refusal: Refusal) -> None:
+    def _refuse(self, step: MiddlewareStep, refusal: RefusedMessages) -> None:
         """Refuse the batch, or take messages out of it."""
         count = len(self._places)
         reasons = {index: str(reason)[:_REASON_CHARS_MAX] for index, reason in refusal.reasons.items()}

@@ -24,6 +24,7 @@ from headrace.model.bus_event import EventsRecord
 from headrace.model.log_level_requests import LogLevelList, LogLevelReset, LogLevelRule, LogLevelSet
 from headrace.model.request import Request, Resource, Verb
 from headrace.model.requests import GroupJoin, GroupLeave, TopicDescribe
+from headrace.model.route_requests import RouteDefinition
 from headrace.model.service_requests import (
     ErrorList,
     ErrorReport,
@@ -58,10 +59,10 @@ class ObservedParts(NamedTuple):
     subscriptions: SubscriptionRegistry
     dead_letters: DeadLetters
     schedules: ScheduleRunner
+    routes: RouteRegistry
     readers: Readers
     leasing: LeaseDispatcher
     switchboard: Switchboard
-    routes: RouteRegistry
 
 
 class Observability:
@@ -79,7 +80,7 @@ class Observability:
         parts.groups.group_changed.connect(lambda name, action, now: self.events.record("group", action, name, now))
         parts.groups.member_changed.connect(self._member_changed)
         parts.schedules.changed.connect(lambda name, action, now: self.events.record("schedule", action, name, now))
-        parts.routes.changed.connect(lambda name, action, now: self.events.record("route", action, name, now))
+        parts.routes.changed.connect(self._route_changed)
         parts.dead_letters.buried.connect(self._buried)
         parts.dead_letters.refused.connect(self._refused)
         parts.dead_letters.redriven.connect(self._redriven)
@@ -140,6 +141,10 @@ class Observability:
 
     def _member_changed(self, group: str, action: str, member: str, client: str, now_us: int) -> None:
         self.events.record("member", action, group, now_us, {"member": member, "client": client}, durable=False)
+
+    def _route_changed(self, route: RouteDefinition, action: str, now_us: int) -> None:
+        details = {"source": bare_name(route.source), "targets": [bare_name(target) for target in route.targets]}
+        self.events.record("route", action, route.name, now_us, details)
 
     def _buried(self, dead: BuriedMessages) -> None:
         topic, subscription = dead.subscription.topic, dead.subscription.name

@@ -24,8 +24,10 @@ from headrace.model.errors import (
 )
 from headrace.model.headers import Headers, header_bytes
 from headrace.model.limits import (
+    LIVE_SUBSCRIPTIONS_IN_ALL_MAX,
     LIVE_SUBSCRIPTIONS_MAX,
     MESSAGE_BYTES_MAX,
+    REPLIES_UNSENT_BYTES_MAX,
     REQUEST_SECONDS_MAX,
     REQUESTS_OPEN_MAX,
     REQUESTS_WAITING_BYTES_MAX,
@@ -46,6 +48,9 @@ from headrace.model.subject_requests import (
     SwitchboardInfo,
 )
 
+_UNRECEIVED = (
+    "the request was handled, but too many replies wait, because the caller does not receive them; ask for less"
+)
 _TIMED_OUT_TOGETHER = 1_000
 _AT_ONCE = 128
 """Responders that are removed, or requests that are failed, in one slice."""
@@ -65,8 +70,12 @@ class RequestDispatcher:
         """Requests that responders have and have not answered, by number."""
         self._deadlines: Deadlines[int] = Deadlines()
         self._number = 0
+        self._count = 0
+        """Responders of all tenants that are not closed."""
         self._held_bytes = 0
         """Of waiting requests."""
+        self._unsent_bytes: dict[Session, int] = {}
+        """Of replies to sessions whose clients do not take what they are sent."""
 
     # Asking.
 
@@ -169,10 +178,20 @@ class RequestDispatcher:
             self._finish(one)
             if request.error is not None:
                 one.answer.resolve(as_service_failed(request.error))
+            elif one.session.blocked and not self._has_room(one.session, len(body)):
+                one.answer.resolve(LimitExceeded(_UNRECEIVED))
             else:
                 one.answer.resolve(AnswerWithBody(RequestReply(request.headers), bytes(body)))
         self._free(responder, one, now_us)
         return Done()
+
+    def _has_room(self, session: Session, size_bytes: int) -> bool:
+        """Whether a reply to a session that receives too slowly may wait to be sent; counts it then."""
+        unsent_bytes = self._unsent_bytes.get(session, 0) + size_bytes
+        if unsent_bytes > REPLIES_UNSENT_BYTES_MAX:
+            return False
+        self._unsent_bytes[session] = unsent_bytes
+        return True
 
     def _free(self, responder: LiveResponder, one: OpenRequest, now_us: int) -> None:
         """Take an answered request from its responder, which may get the next one that waits."""
@@ -227,12 +246,17 @@ class RequestDispatcher:
             raise LimitExceeded(
                 f"the connection has {LIVE_SUBSCRIPTIONS_MAX} responders, which is the maximum; close some"
             )
+        if self._count >= LIVE_SUBSCRIPTIONS_IN_ALL_MAX:
+            raise LimitExceeded(
+                f"the broker has {LIVE_SUBSCRIPTIONS_IN_ALL_MAX} responders, which is the maximum; close some"
+            )
         self._number += 1
         responder = mine[self._number] = LiveResponder(self._number, session, place, request.concurrency)
         requests = self._tenants.get(place.tenant)
         if requests is None:
             requests = self._tenants[place.tenant] = TenantRequests()
         requests.trie.add(place.subject, responder)
+        self._count += 1
         if requests.waiting:
             responder.waiting = {
                 subject: None for subject in requests.waiting if responder in requests.trie.find(subject)
@@ -252,12 +276,14 @@ class RequestDispatcher:
 
     def resume(self, session: Session, now_us: int) -> None:
         """Send requests that wait to a session whose client has caught up."""
+        self._unsent_bytes.pop(session, None)
         for responder in list(self._responders.get(session, {}).values()):
             if responder.waiting:
                 self._serve_waiting(self._tenants[responder.tenant], responder, now_us)
 
     def disconnect(self, session: Session) -> None:
         """Withdraw what a session asked, and tell those who wait for its replies, many of them in slices."""
+        self._unsent_bytes.pop(session, None)
         for one in list(self._callers.pop(session, {}).values()):
             one.answer.cancel()
         responders = list(self._responders.pop(session, {}).values())
@@ -290,6 +316,7 @@ class RequestDispatcher:
         requests = self._tenants[responder.tenant]
         if not requests.trie.remove(responder.subject, responder):
             return  # it was closed before
+        self._count -= 1
         orphaned: list[OpenRequest] = []
         for subject in responder.waiting:
             if not requests.trie.match(subject):

@@ -28,7 +28,7 @@ from headrace.broker.slices import Steps, in_slices
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.turns import Turns
 from headrace.broker.views import check_stores
-from headrace.model.errors import HeadraceError, LimitExceeded, RouteExists, RouteNotFound
+from headrace.model.errors import HeadraceError, InvalidArgument, LimitExceeded, RouteExists, RouteNotFound
 from headrace.model.limits import ROUTE_CONTENT_MAX, ROUTES_MAX
 from headrace.model.request import Answer, Request
 from headrace.model.requests import Done
@@ -80,11 +80,11 @@ class RouteRegistry:
         self._turns = turns
         self._check_room = check_room
         self._queue = ForwarderQueue(turns, ports)
+        self.changed: Signal[RouteDefinition, str, int] = Signal()
+        """A route was `created`, `altered` or `deleted`, with the time."""
         self._sources: dict[int, RoutedSource] = {}
         self._graph = RouteGraph()
         self._advance_us = 0
-        self.changed: Signal[str, str, int] = Signal()
-        """A route was `created`, `altered` or `deleted`, with the time."""
         for state in list(self._state.sources.values()):
             topic = topics.by_id.get(state.source_id)
             if topic is None or not state.routes:
@@ -137,6 +137,7 @@ class RouteRegistry:
             return self._ledger.durably(self._info(before))
         if before is None and len(self) >= ROUTES_MAX:
             raise LimitExceeded(f"there are {ROUTES_MAX} routes, which is the maximum; remove some")
+        self._check_views(route)
         self._check(route, before)
         CompiledRoute(RouteStored(route, 0, 0, 0, {}))  # raises if its query cannot be used
         topic = self._topics.get_or_create(route.source, now_us)
@@ -144,8 +145,15 @@ class RouteRegistry:
             self._topics.get_or_create(target, now_us)
         return self._ledger.durably(self._info(self._store(route, topic, before, now_us)))
 
+    def _check_views(self, route: RouteDefinition) -> None:
+        """Refuse virtual topics: they store nothing; instead of a route from one, make a route by content."""
+        for name, action in ((route.source, "route from"), *((name, "route to") for name in target_names(route))):
+            topic = self._topics.find(name)
+            if topic is not None:
+                check_stores(str(topic), topic.settings, action)
+
     def _check(self, route: RouteDefinition, before: RouteStored | None) -> None:
-        """Refuse a route that would close a loop, uses a virtual topic, or is one too many of its kind."""
+        """Refuse a route that would close a loop, or is one too many of its kind."""
         replaced = None
         if before is not None:
             replaced = before.definition.source, target_names(before.definition)
@@ -155,10 +163,6 @@ class RouteRegistry:
         finally:
             if replaced is not None:
                 self._graph.add(*replaced)
-        for name in (route.source, *route.targets, route.error_topic):
-            topic = self._topics.find(name)
-            if topic is not None:
-                check_stores(name, topic.settings, "route from" if name == route.source else "route to")
         source = self._topics.find(route.source)
         routed = None if source is None else self._sources.get(source.id)
         if route.content is not None and routed is not None and routed.table.content_count >= ROUTE_CONTENT_MAX:
@@ -184,10 +188,10 @@ class RouteRegistry:
         routed.add(fact)
         self._graph.add(route.source, target_names(route))
         self._hold(routed)
-        self.changed(route.name, "created" if before is None else "altered", now_us)
         if before is not None:
             self._end(before, until)
         routed.start()
+        self.changed(route, "created" if before is None else "altered", now_us)
         return fact
 
     def remove(self, request: RouteRemove, now_us: int) -> PendingAnswer[Done]:
@@ -196,7 +200,7 @@ class RouteRegistry:
         until = self._ends(self._topics.by_id[fact.source_id])
         self._ledger.record(now_us, RouteRemoved(fact.id, fact.source_id, until))
         self._end(fact, until)
-        self.changed(fact.definition.name, "deleted", now_us)
+        self.changed(fact.definition, "deleted", now_us)
         return self._ledger.durably(Done())
 
     def _end(self, fact: RouteStored, until: OffsetsByPartition) -> None:
@@ -294,6 +298,10 @@ class RouteRegistry:
     def _bindings_of(self, name: str, topic_id: int, settings: TopicSettings | None) -> Sequence[AnyFact]:
         """The facts that tell what a name means to the sources of routes, when the topic of that name changes."""
         facts: list[AnyFact] = []
+        if settings is not None and settings.view_of is not None and self._state.users.get(name):
+            raise InvalidArgument(
+                f"routes write to {name}, so it cannot be a view: choose another name, or remove them"
+            )
         for source_id in sorted(self._state.users.get(name, ())):
             source, state = self._sources.get(source_id), self._state.sources.get(source_id)
             if source is None or state is None:
@@ -337,7 +345,7 @@ class RouteRegistry:
                 for route in source.routes.values():
                     if route.until is None:
                         self._graph.remove(str(topic), target_names(route.definition))
-                        self.changed(route.name, "deleted", now_us)
+                        self.changed(route.definition, "deleted", now_us)
                 del self._sources[topic.id]
         self._topic_altered(topic, now_us)
 

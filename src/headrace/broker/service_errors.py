@@ -31,7 +31,7 @@ _SERVICES_MAX = 10_000
 _encoder = msgspec.json.Encoder()
 
 
-class _Tally:
+class _ErrorTally:
     """The errors of one service."""
 
     __slots__ = ("codes", "last", "last_us", "total")
@@ -57,7 +57,7 @@ class ServiceErrorLog:
         self._topics = topics
         self._ledger = ledger
         self._number = 0
-        self._tallies: dict[tuple[str, str], _Tally] = {}
+        self._tallies: dict[tuple[str, str], _ErrorTally] = {}
         """By tenant and service."""
 
     def report(self, session: Session, request: ErrorReport, now_us: int) -> Done | PendingAnswer[Done]:
@@ -113,7 +113,7 @@ class ServiceErrorLog:
         if tally is None:
             if len(self._tallies) >= _SERVICES_MAX:
                 del self._tallies[next(iter(self._tallies))]
-            tally = _Tally()
+            tally = _ErrorTally()
         self._tallies[tenant, service] = tally  # the last one is the newest
         for error in errors:
             tally.add(error)

@@ -11,7 +11,7 @@ from headrace.broker.subject_trie import SubjectTrie
 from headrace.model.arguments import shown
 from headrace.model.batch import Batch, Columns, received
 from headrace.model.errors import Busy, HeadraceError, InvalidArgument, LimitExceeded
-from headrace.model.limits import LIVE_BACKLOG_BYTES_MAX, LIVE_SUBSCRIPTIONS_MAX
+from headrace.model.limits import LIVE_BACKLOG_BYTES_MAX, LIVE_SUBSCRIPTIONS_IN_ALL_MAX, LIVE_SUBSCRIPTIONS_MAX
 from headrace.model.requests import Done
 from headrace.model.subject import checked_pattern, checked_subject, is_own
 from headrace.model.subject_requests import (
@@ -161,6 +161,8 @@ class Switchboard:
         self._tenants: dict[str, TenantSubjects] = {}
         self._sessions: dict[Session, dict[int, LiveSubscriber]] = {}
         self._number = 0
+        self._count = 0
+        """Subscriptions of all tenants."""
         self._backlog: deque[FanOut] = deque()
         """Batches that wait until those before them have been sent to all their receivers."""
         self._backlog_bytes = 0
@@ -224,8 +226,13 @@ class Switchboard:
             raise LimitExceeded(
                 f"the connection has {LIVE_SUBSCRIPTIONS_MAX} live subscriptions, which is the maximum; end some"
             )
+        if self._count >= LIVE_SUBSCRIPTIONS_IN_ALL_MAX:
+            raise LimitExceeded(
+                f"the broker has {LIVE_SUBSCRIPTIONS_IN_ALL_MAX} live subscriptions, which is the maximum; end some"
+            )
         self._number += 1
         subscription = LiveSubscriber(self._number, session, place, request.queue)
+        self._count += 1
         self._of(place.tenant).add(subscription)
         mine[subscription.number] = subscription
         return SubjectSubscribed(subscription.number)
@@ -274,6 +281,7 @@ class Switchboard:
         subscription.closed = True
         subjects = self._tenants[subscription.tenant]
         subjects.remove(subscription)
+        self._count -= 1
         if not subjects.subscriptions and not subjects.published:
             del self._tenants[subscription.tenant]
 

@@ -6,7 +6,7 @@ So sessions of the default tenant need nothing of this, and pay nothing for it.
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar, get_args
 
@@ -116,6 +116,11 @@ def check_plain(name: object) -> None:
             f"a transaction's name has no `/`, as {shown(name)} was given with: `/` separates the tenant from a name; "
             "leave the tenant out, or use another character"
         )
+
+
+def count_names(names: Iterable[str], tenant: str | None) -> int:
+    """How many of the names are a tenant's, which is not the default one; without a tenant, how many there are."""
+    return sum(1 for name in names if tenant is None or name.startswith(f"{tenant}/"))
 
 
 def _cancel(outcome: PendingAnswer[Any], _: object) -> None:

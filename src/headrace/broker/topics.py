@@ -9,35 +9,30 @@ from types import MappingProxyType
 
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.assignment import wanted_topics
-from headrace.broker.delivery_middleware import DeliveryMiddleware
 from headrace.broker.facts import (
     AnyFact,
-    IdsReserved,
     OffsetsCommitted,
     OffsetsReserved,
     ProducersCheckpointed,
     TopicDeleted,
-    TopicFilesRemoved,
     TopicSet,
     partition_name,
 )
-from headrace.broker.inspection import knows, proof_of_loss
 from headrace.broker.ledger import Ledger
-from headrace.broker.middleware_chain import MiddlewareChain, make_chain
+from headrace.broker.middleware_chain import MiddlewareChain
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.signal import Inquiry, Signal
+from headrace.broker.topic_files import TopicFiles
+from headrace.broker.topic_middleware import TopicMiddleware
 from headrace.broker.views import ActiveView, ViewFactory, inherited, new_view_settings
 from headrace.engines.api import (
-    DataDirectory,
-    DeliveredPartition,
     DerivedCache,
     Partition,
     PartitionOwner,
     Store,
-    as_headrace_error,
 )
 from headrace.model.errors import (
     HeadraceError,
@@ -50,7 +45,7 @@ from headrace.model.errors import (
     TopicIsView,
     TopicNotFound,
 )
-from headrace.model.middleware import LoadMiddleware, MiddlewareContext
+from headrace.model.middleware import LoadMiddleware
 from headrace.model.request import Answer
 from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList
 from headrace.model.suggestions import nearest, question
@@ -106,13 +101,13 @@ class TopicRegistry:
     def __init__(
         self, store: Store, ledger: Ledger, ports: Ports, settings: BrokerSettings, load_middleware: LoadMiddleware
     ) -> None:
-        self._load_middleware = load_middleware
+        cache = DerivedCache()
+        self._middleware = TopicMiddleware(load_middleware, cache)
         self._store = store
         self._ledger = ledger
         self._ports = ports
         self._settings = settings
         self._boot_id = store.boot_id
-        self._derived_cache = DerivedCache()
         self.ballast = store.ballast
         self.changed: Signal[Topic, int] = Signal()
         """Emitted when a topic is created, deleted or gets more partitions, with the time."""
@@ -126,7 +121,7 @@ class TopicRegistry:
         self._counts: dict[str, int] = {}
         self.partitions: Mapping[str, int] = MappingProxyType(self._counts)
         """A live view of partition counts by topic name."""
-        self._view_factory = ViewFactory(ports, self._derived_cache)
+        self._view_factory = ViewFactory(ports, cache)
         self._views: dict[int, dict[int, Topic]] = {}
         """The views of each topic that has any, by the ids of both."""
         for fact in ledger.state.topics.values():
@@ -135,8 +130,8 @@ class TopicRegistry:
             self._add(topic)
         for topic in self:
             self._attach_view(topic)
-        if store.data is not None:
-            self._check_files(store.data)
+        self._files = TopicFiles(store.data, ledger, ports)
+        self._files.check()
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -232,7 +227,7 @@ class TopicRegistry:
         else:
             settings = topic_settings(request.settings, self._defaults(request))
             self._check_storage(settings)
-        middleware = self._make_middleware(settings)  # first what may go wrong
+        middleware = self._middleware.make(settings)  # first what may go wrong
         fact = TopicSet(self._ledger.state.topic_id + 1, str(name), now_us, settings.as_dict())
         self._ledger.record(now_us, fact, *self.companions(str(name), fact.id, settings))
         topic = Topic(fact, settings)
@@ -296,7 +291,7 @@ class TopicRegistry:
                 f"the partitions of {topic} cannot become more while it has key_versions: keys would move to other "
                 "partitions, where their versions begin anew; create another topic and copy the messages"
             )
-        middleware = self._altered_middleware(topic, settings)
+        middleware = self._middleware.alter(topic.middleware, topic.settings, settings, anew=bool(topic.failure))
         altered = [(topic, settings)]
         altered += [(view, inherited(settings, str(topic), view.settings.view_query)) for view in self.views_of(topic)]
         facts = [
@@ -320,8 +315,10 @@ class TopicRegistry:
         for active in topic.active_partitions.values():
             active.alter(settings, now_us)
             if not topic.is_view:
-                self._apply_middleware(topic, active)
-                self._ports.background(partial(self._store_owner, active, topic.owner(active.number, self._identity)))
+                self._middleware.apply(topic.name, topic.middleware, active)
+                self._ports.background(
+                    partial(self._files.store_owner, active, topic.owner(active.number, self._identity))
+                )
 
     def delete(self, name: str, now_us: int) -> None:
         """Delete a topic and its messages, and end its readers."""
@@ -338,7 +335,7 @@ class TopicRegistry:
         for active in active_partitions.values():
             active.end()
         self.changed(topic, now_us)
-        self._ledger.durably(Done()).then(partial(self._remove_files, topic.id, list(active_partitions.values())))
+        self._ledger.durably(Done()).then(partial(self._files.remove_once, topic.id, list(active_partitions.values())))
 
     def _forget_view(self, topic: Topic) -> None:
         source = self.find(topic.settings.view_of) if topic.settings.view_of is not None else None
@@ -462,40 +459,12 @@ class TopicRegistry:
         self._by_name[topic.name] = self._by_text[str(topic)] = self.by_id[topic.id] = topic
         self._counts[str(topic)] = topic.settings.partitions
 
-    def _make_middleware(self, settings: TopicSettings) -> MiddlewareChain | None:
-        if not settings.middleware:
-            return None
-        return make_chain(settings.middleware, self._load_middleware, round(settings.middleware_seconds * 1e6))
-
-    def _altered_middleware(self, topic: Topic, settings: TopicSettings) -> MiddlewareChain | None:
-        """The middleware of other settings; the same object if they are about something else, as it may have state."""
-        before, after = topic.settings, settings
-        unchanged = before.middleware == after.middleware and before.middleware_seconds == after.middleware_seconds
-        if unchanged and not topic.failure:
-            return topic.middleware
-        made = self._make_middleware(settings)
-        # An empty chain follows one that batches may still be on their way through: they keep their order.
-        return MiddlewareChain() if made is None and topic.middleware is not None else made
-
-    def _apply_middleware(self, topic: Topic, active: ActivePartition) -> None:
-        """Let a partition compress and deliver as the topic's middleware says."""
-        chain = topic.middleware
-        active.codec = None if chain is None else chain.codec
-        if chain is None or (not chain.delivering and active.delivered is active.partition):
-            return
-        context = MiddlewareContext(topic.name.topic, topic.name.tenant, active.number, 0)
-        delivery = DeliveryMiddleware(chain.delivering, context)
-        if isinstance(active.delivered, DeliveredPartition):
-            active.delivered.use(delivery)
-        else:
-            active.delivered = DeliveredPartition(active.partition, delivery, self._derived_cache)
-
     def _open_middleware(self, topic: Topic) -> None:
         """Make a stored topic's middleware; one that cannot be had isolates the topic."""
         if topic.failure or not topic.settings.middleware:
             return
         try:
-            topic.middleware = self._make_middleware(topic.settings)
+            topic.middleware = self._middleware.make(topic.settings)
         except HeadraceError as error:
             logger.error("topic failed; install its middleware, or alter it  topic=%s reason=%s", topic, error)
             topic.failure = str(error)
@@ -537,7 +506,7 @@ class TopicRegistry:
             reservation = Reservation(reserve, max(end, reserved.end), self._ports)
         where = str(topic), topic.id, number
         active = ActivePartition(*where, partition, topic.settings, self._ports, reservation, held=held)
-        self._apply_middleware(topic, active)
+        self._middleware.apply(topic.name, topic.middleware, active)
         if held:
             self._ledger.durably(Done()).then(partial(self._release, topic, active))
         return active
@@ -565,64 +534,11 @@ class TopicRegistry:
         active.release(outcome)
         if not isinstance(outcome, HeadraceError):
             owner = topic.owner(active.number, self._identity, journaled=True)
-            self._ports.background(partial(self._store_owner, active, owner))
+            self._ports.background(partial(self._files.store_owner, active, owner))
 
     @property
     def _identity(self) -> str:
         return self._ledger.state.broker_id
-
-    def _store_owner(self, active: ActivePartition, owner: PartitionOwner) -> None:
-        """Store new settings with a partition's files; if that fails, the next opening does it."""
-        try:
-            active.partition.set_owner(owner)
-        except (HeadraceError, OSError) as error:
-            logger.info("settings not stored with the partition  path=%s reason=%s", active.partition.location, error)
-
-    def _remove_files(self, topic_id: int, active_partitions: list[ActivePartition], outcome: object) -> None:
-        """Remove a deleted topic's files, once its deletion is synced."""
-        if not isinstance(outcome, HeadraceError):
-            self._ports.background(partial(self._remove, topic_id, active_partitions))
-
-    def _remove(self, topic_id: int, active_partitions: list[ActivePartition]) -> None:
-        for active in active_partitions:
-            try:
-                active.partition.close()
-            except HeadraceError as error:
-                where = active.partition.location
-                logger.info("partition not closed before its removal  path=%s reason=%s", where, error)
-        try:
-            if self._store.data is not None:
-                self._store.data.delete_topic(topic_id, self._identity)
-        except OSError as error:
-            raise as_headrace_error(error) from error
-        self._ports.call_threadsafe(partial(self._forget_files, topic_id))
-
-    def _forget_files(self, topic_id: int) -> None:
-        try:
-            self._ledger.record(self._ledger.now_us, TopicFilesRemoved(topic_id))
-        except HeadraceError as error:
-            text = "files of a deleted topic not removed; retrying at the next start  topic_id=%s reason=%s"
-            logger.info(text, topic_id, error)
-
-    def _check_files(self, data: DataDirectory) -> None:
-        """Continue to remove deleted topics' files, and set aside partitions that the journal does not know.
-
-        Raises when the journal must have known one: the journal has lost facts, and a repair needs the files.
-        """
-        state = self._ledger.state
-        unknown = [place for place in data.partitions() if place.topic_id not in state.gone and not knows(state, place)]
-        for place in unknown:
-            if proof := proof_of_loss(data, state, place):
-                raise data.damaged(proof)
-        for place in unknown:
-            data.set_aside.move(place.path, "the journal knows no such partition")
-        if last := max((place.topic_id for place in unknown), default=0):
-            # A power loss may have come before the journal had the topic; its id must not be used again.
-            self._ledger.record(self._ledger.now_us, IdsReserved(topic_id=last))
-        for path in data.unknown_names():
-            logger.warning("unknown file in the data directory; left as it is  path=%s", path)
-        for topic_id in sorted(state.gone):
-            self._ports.background(partial(self._remove, topic_id, []))
 
 
 def _opened(fact: TopicSet) -> Topic:

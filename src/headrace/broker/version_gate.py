@@ -256,3 +256,11 @@ class VersionHold(NamedTuple):
     def fail(self, error: HeadraceError) -> None:
         """The journal failed."""
         self.gate.fail(error)
+
+
+def check_countable(*, committing: bool, removing: bool) -> None:
+    """Raise Busy while messages come and go that the versions of a topic would have to count."""
+    if committing:
+        raise Busy("transactions are being committed, which key_versions would have to count; try again")
+    if removing:
+        raise Busy("messages are being removed, which key_versions would have to count; try again")

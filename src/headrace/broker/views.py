@@ -93,6 +93,10 @@ class ActiveView(ActivePartition):
         """Refuse: a view stores nothing."""
         raise refused(self.topic, self.settings, "publish to")
 
+    def forwarded(self, batch: Batch, now_us: int) -> None:  # noqa: ARG002
+        """Refuse: a view stores nothing."""
+        raise refused(self.topic, self.settings, "route to")
+
     def when_synced(self, tell: Callable[[HeadraceError | None], None]) -> None:
         """Call back when everything in the source is synced."""
         self._source.when_synced(tell)

@@ -316,12 +316,12 @@ class DerivedPartition(Partition):
         """Nothing can be appended."""
         self._refuse()
 
-    def truncate_before(self, offset: int) -> None:  # noqa: ARG002
-        """Nothing can be removed."""
-        self._refuse()
-
     def append_forwarded(self, batch: Batch, now_us: int) -> Appended:  # noqa: ARG002
         """Nothing can be appended."""
+        self._refuse()
+
+    def truncate_before(self, offset: int) -> None:  # noqa: ARG002
+        """Nothing can be removed."""
         self._refuse()
 
     def compact_by_key(self, before: int | None = None) -> int:  # noqa: ARG002

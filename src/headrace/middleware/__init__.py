@@ -10,7 +10,7 @@ from headrace.model.middleware import (
     ERROR_HEADER,
     Middleware,
     MiddlewareContext,
-    Refusal,
+    RefusedMessages,
     check_choice,
     check_options,
 )
@@ -25,7 +25,7 @@ __all__ = [
     "InvalidArgument",
     "Middleware",
     "MiddlewareContext",
-    "Refusal",
+    "RefusedMessages",
     "check_choice",
     "check_options",
     "header_pairs",

@@ -5,7 +5,7 @@ from typing import Any
 
 from headrace.middleware.json_values import NotJson, decode_json, on_invalid, outcome_of, repeated_rows
 from headrace.model.batch import Columns
-from headrace.model.middleware import COLUMNS, Middleware, MiddlewareContext, Refusal, check_options
+from headrace.model.middleware import COLUMNS, Middleware, MiddlewareContext, RefusedMessages, check_options
 
 
 class CombineMiddleware(Middleware):
@@ -19,7 +19,7 @@ class CombineMiddleware(Middleware):
         check_options(options, {"on_invalid": str})
         self._dead_letter = on_invalid(options)
 
-    def on_publish(self, columns: Columns, _: MiddlewareContext) -> Columns | Refusal:
+    def on_publish(self, columns: Columns, _: MiddlewareContext) -> Columns | RefusedMessages:
         """Combine the messages, in the order of the first of each key."""
         keys = columns.keys or [None] * len(columns.values)
         groups: dict[object, list[int]] = {}

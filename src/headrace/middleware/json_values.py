@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from headrace.model.batch import Columns
-from headrace.model.middleware import Refusal, check_choice
+from headrace.model.middleware import RefusedMessages, check_choice
 
 ON_INVALID = ("refuse", "dead_letter")
 """What can become of messages that a middleware cannot process: their batch is refused, or they are dead letters."""
@@ -33,9 +33,9 @@ def on_invalid(options: Mapping[str, Any]) -> bool:
     return check_choice("on_invalid", options.get("on_invalid", "refuse"), ON_INVALID) == "dead_letter"
 
 
-def outcome_of(columns: Columns, reasons: Mapping[int, str], *, dead_letter: bool) -> Columns | Refusal:
+def outcome_of(columns: Columns, reasons: Mapping[int, str], *, dead_letter: bool) -> Columns | RefusedMessages:
     """The columns, or what is refused of them."""
-    return Refusal(reasons, dead_letter, columns) if reasons else columns
+    return RefusedMessages(reasons, dead_letter, columns) if reasons else columns
 
 
 def repeated_rows(columns: Columns, rows: Sequence[int], values: Sequence[bytes | None]) -> Columns:

@@ -10,7 +10,7 @@ from headrace.middleware.json_values import NotJson, decode_json, encode_json, o
 from headrace.model.batch import Columns
 from headrace.model.errors import InvalidArgument
 from headrace.model.headers import Headers, header_pairs, headers_from_pairs
-from headrace.model.middleware import Middleware, MiddlewareContext, Refusal, check_choice, check_options
+from headrace.model.middleware import Middleware, MiddlewareContext, RefusedMessages, check_choice, check_options
 
 Path = tuple[str | int | None, ...]
 """Names and indexes from the root on; None stands for every element or member."""
@@ -135,7 +135,7 @@ class RedactAtPublish(_Redaction):
         super().__init__(options)
         self._dead_letter = on_invalid(options)
 
-    def on_publish(self, columns: Columns, _: MiddlewareContext) -> Columns | Refusal:
+    def on_publish(self, columns: Columns, _: MiddlewareContext) -> Columns | RefusedMessages:
         """Redact every message."""
         values: Sequence[bytes | None] = columns.values
         reasons: dict[int, str] = {}
@@ -147,7 +147,7 @@ class RedactAtPublish(_Redaction):
                 except NotJson as error:
                     reasons[index] = str(error)
         made = msgspec.structs.replace(columns, values=values, headers=self.redact_headers(columns))
-        return Refusal(reasons, self._dead_letter, made) if reasons else made
+        return RefusedMessages(reasons, self._dead_letter, made) if reasons else made
 
 
 class RedactAtDelivery(_Redaction):

@@ -8,7 +8,7 @@ from headrace.middleware.schema_cost import schema_cost
 from headrace.model.arguments import shortened
 from headrace.model.batch import Columns
 from headrace.model.errors import InvalidArgument
-from headrace.model.middleware import Middleware, MiddlewareContext, Refusal, check_options
+from headrace.model.middleware import Middleware, MiddlewareContext, RefusedMessages, check_options
 
 _WORK_MAX = 16 << 20
 """The cost of a schema times the bytes of a value, at most: about a tenth of a second of validation."""
@@ -30,7 +30,7 @@ class SchemaMiddleware(Middleware):
         self._value_bytes_max = _WORK_MAX // schema_cost(options["schema"])
         self._validator = _make_validator(options["schema"])
 
-    def on_publish(self, columns: Columns, _: MiddlewareContext) -> Columns | Refusal:
+    def on_publish(self, columns: Columns, _: MiddlewareContext) -> Columns | RefusedMessages:
         """Refuse the messages that are not valid."""
         reasons: dict[int, str] = {}
         is_valid = self._validator.is_valid

@@ -8,7 +8,14 @@ import msgspec
 from headrace.middleware.json_values import NotJson, decode_json, on_invalid, outcome_of, repeated_rows
 from headrace.model.batch import Columns
 from headrace.model.limits import BATCH_COUNT_MAX
-from headrace.model.middleware import COLUMNS, Middleware, MiddlewareContext, Refusal, check_choice, check_options
+from headrace.model.middleware import (
+    COLUMNS,
+    Middleware,
+    MiddlewareContext,
+    RefusedMessages,
+    check_choice,
+    check_options,
+)
 
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -26,7 +33,7 @@ class SplitMiddleware(Middleware):
         self._parts = _split_lines if lines else _split_array
         self._dead_letter = on_invalid(options)
 
-    def on_publish(self, columns: Columns, _: MiddlewareContext) -> Columns | Refusal:
+    def on_publish(self, columns: Columns, _: MiddlewareContext) -> Columns | RefusedMessages:
         """Split every message."""
         rows: list[int] = []
         values: list[bytes | None] = []

@@ -10,7 +10,7 @@ from headrace.model.batch import Columns
 from headrace.model.cloudevents import CONTENT_TYPE, NotCloudEvent, to_binary, to_structured
 from headrace.model.errors import InvalidArgument
 from headrace.model.headers import Headers, replaced_headers
-from headrace.model.middleware import Middleware, MiddlewareContext, Refusal, check_choice, check_options
+from headrace.model.middleware import Middleware, MiddlewareContext, RefusedMessages, check_choice, check_options
 
 Transformed = tuple[bytes | None, Headers | None]
 _decode_msgpack = msgspec.msgpack.Decoder().decode
@@ -65,7 +65,7 @@ class TransformAtPublish(Middleware):
         self._transform = transform
         self._dead_letter = dead_letter
 
-    def on_publish(self, columns: Columns, _: MiddlewareContext) -> Columns | Refusal:
+    def on_publish(self, columns: Columns, _: MiddlewareContext) -> Columns | RefusedMessages:
         """Transform every message."""
         values, headers = list(columns.values), list(columns.headers or [None] * len(columns.values))
         reasons: dict[int, str] = {}
@@ -76,7 +76,7 @@ class TransformAtPublish(Middleware):
                 told = isinstance(error, NotJson | NotCloudEvent)
                 reasons[index] = str(error) if told else f"the value cannot be transformed: {type(error).__name__}"
         made = msgspec.structs.replace(columns, values=values, headers=headers)
-        return Refusal(reasons, self._dead_letter, made) if reasons else made
+        return RefusedMessages(reasons, self._dead_letter, made) if reasons else made
 
 
 class TransformAtDelivery(Middleware):

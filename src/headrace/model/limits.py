@@ -37,6 +37,9 @@ PATTERN_RUNS_MAX = 8
 LIVE_SUBSCRIPTIONS_MAX = 10_000
 """Live subscriptions and responders of one connection, each."""
 
+LIVE_SUBSCRIPTIONS_IN_ALL_MAX = 1_000_000
+"""Live subscriptions and responders of a broker, each."""
+
 LIVE_BACKLOG_BYTES_MAX = 64 << 20
 """Messages to subjects that wait because those before them go to many subscribers, in all."""
 
@@ -48,6 +51,9 @@ REQUESTS_WAITING_MAX = 10_000
 
 REQUESTS_WAITING_BYTES_MAX = 64 << 20
 """Values and headers of all requests that wait so."""
+
+REPLIES_UNSENT_BYTES_MAX = 64 << 20
+"""Values of replies to one connection that arrive while its client does not take what it is sent."""
 
 WAITING_SUBJECTS_MAX = 1_000
 """Subjects of one tenant to which requests wait."""

@@ -36,7 +36,7 @@ class MiddlewareContext(msgspec.Struct, frozen=True):
     """The gateway through which the batch came."""
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class RefusedMessages(msgspec.Struct, frozen=True):
     """Messages that a middleware does not let pass."""
 
     reasons: Mapping[int, str]
@@ -69,7 +69,7 @@ class Middleware:
 class PublishMiddleware(Protocol):
     """A middleware that sees batches before they are stored."""
 
-    def on_publish(self, columns: Columns, context: MiddlewareContext) -> Columns | Refusal:
+    def on_publish(self, columns: Columns, context: MiddlewareContext) -> Columns | RefusedMessages:
         """The messages as they are stored: the same columns, changed in place or not, or others."""
 
 

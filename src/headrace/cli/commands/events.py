@@ -30,8 +30,8 @@ examples:
 
 Prints time, kind and action, name, the client that asked for it ("-" if the broker
 did it by itself) and details, separated by tabs: topics, subscriptions, groups,
-schedules and services that were created, changed and removed, members that joined,
-left and expired, and dead letters.
+schedules, routes and services that were created, changed and removed, members that
+joined, left and expired, and dead letters.
 
 The broker records events in the topic headrace.events once this command has asked
 for them, beginning with the newest 1000 that it has in memory; with the setting

@@ -38,9 +38,9 @@ examples:
   tail -F access.log | headrace publish access
   printf 'k1:v1\\nk2:v2\\n' | headrace publish orders --key-separator :
   headrace publish images --file *.png
+  headrace publish accounts --key ann --expected-version 0 opened
   headrace publish jobs "resize cat.jpg" --reply --timeout 5m
   headrace publish headrace.ingress --subject orders.eu.paid '{"item": 4}'
-  headrace publish accounts --key ann --expected-version 0 opened
   headrace tail orders --from earliest --no-follow --json | headrace publish copy --json-lines
 
 The command ends when the broker has acknowledged every message, also after Ctrl-C
@@ -132,8 +132,9 @@ def _check(given: argparse.Namespace) -> str | None:
     each = (*fields, given.timestamp, given.due, given.expires, given.priority)
     if given.json_lines and (given.null_separated or any(it is not None for it in each)):
         return "--json-lines has key, headers and times in each line: give it alone"
-    if given.reply and (given.expected_offset is not None or given.compression is not None):
-        return "--reply publishes jobs one by one: give neither --expected-offset nor --compression with it"
+    expected = (given.expected_offset, given.expected_version)
+    if given.reply and (expected != (None, None) or given.compression is not None):
+        return "--reply publishes jobs one by one: give neither --expected-… nor --compression with it"
     if given.key_separator is not None and (given.key is not None or given.files or not given.key_separator):
         return "--key-separator splits values or lines: give neither --key nor --file with it"
     if given.expected_version is not None and (given.key is None or given.expected_offset is not None):
@@ -291,6 +292,31 @@ def _publish_expected(
     return None
 
 
+def _publish_version(
+    bus: "Bus", given: argparse.Namespace, _: Output, interrupts: Interrupts, outcome: PublishResult
+) -> BaseException | None:
+    """Publish all messages in one batch, if their key has the expected version."""
+    columns: dict[str, Any] = {}
+    try:
+        for portion in _portions(given, interrupts):
+            for name, column in msgspec.structs.asdict(portion).items():
+                if column is not None:
+                    columns.setdefault(name, []).extend(column)
+        if columns:
+            receipts = bus.publish_many(
+                given.topic,
+                **columns,
+                partition=given.partition,
+                durability=given.durability,
+                expected_version=given.expected_version,
+            )
+            for receipt in receipts:
+                outcome.add(receipt)
+    except (HeadraceError, OSError, Interrupted) as error:
+        return error
+    return None
+
+
 def _publish_awaited(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
     """Publish jobs, and print the result of each when it is there."""
     with connected(given, out) as bus:
@@ -325,31 +351,6 @@ def result_content(result: Any) -> tuple[dict[str, Any], str]:
         except UnicodeDecodeError:
             return {"result_base64": b64encode(result).decode()}, printable(result)
     return {"result": result}, result if isinstance(result, str) else msgspec.json.encode(result).decode()
-
-
-def _publish_version(
-    bus: "Bus", given: argparse.Namespace, _: Output, interrupts: Interrupts, outcome: PublishResult
-) -> BaseException | None:
-    """Publish all messages in one batch, if their key has the expected version."""
-    columns: dict[str, Any] = {}
-    try:
-        for portion in _portions(given, interrupts):
-            for name, column in msgspec.structs.asdict(portion).items():
-                if column is not None:
-                    columns.setdefault(name, []).extend(column)
-        if columns:
-            receipts = bus.publish_many(
-                given.topic,
-                **columns,
-                partition=given.partition,
-                durability=given.durability,
-                expected_version=given.expected_version,
-            )
-            for receipt in receipts:
-                outcome.add(receipt)
-    except (HeadraceError, OSError, Interrupted) as error:
-        return error
-    return None
 
 
 def _typed(given: argparse.Namespace) -> bool:

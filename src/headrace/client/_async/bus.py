@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, Unpack, overload
 
-from headrace.client._async.admin.events import AsyncEventFeed
 from headrace.client._async.admin.groups import AsyncGroupAdmin
 from headrace.client._async.admin.routes import AsyncRoutes
 from headrace.client._async.admin.schedules import AsyncScheduleAdmin
@@ -44,7 +43,6 @@ from headrace.client.leasing.scheduled_times import MessageName, moment_of, pars
 from headrace.client.producer.message_fields import (
     MessageColumns,
     MessageFields,
-    OneTopic,
     PublishOptions,
     TopicList,
     show_fields,
@@ -138,21 +136,21 @@ class AsyncBus(AsyncBusObservation):
         """The tenant whose topics, groups and schedules the bus's names mean."""
         return self._hello.tenant or DEFAULT_TENANT
 
-    @property
-    def events(self) -> AsyncEventFeed:
-        """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
-        return AsyncEventFeed(self, self._broker)
-
     # Publishing.
 
     @overload
     async def publish(
-        self, topic: OneTopic, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
+        self, topic: str | None, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
     ) -> AsyncJobHandle: ...
 
     @overload
     async def publish(
-        self, topic: OneTopic, value: bytes | None, *, reply: Literal[False] = False, **options: Unpack[PublishOptions]
+        self,
+        topic: str | None,
+        value: bytes | None,
+        *,
+        reply: Literal[False] = False,
+        **options: Unpack[PublishOptions],
     ) -> Receipt: ...
 
     @overload
@@ -163,7 +161,7 @@ class AsyncBus(AsyncBusObservation):
     @show_fields
     async def publish(
         self,
-        topic: OneTopic | TopicList,
+        topic: str | TopicList | None,
         value: bytes | None,
         *,
         key: bytes | str | None = None,
@@ -212,9 +210,10 @@ class AsyncBus(AsyncBusObservation):
             >>> receipt.topic, receipt.partition, receipt.offset
             ('orders', 0, 0)
         """
-        if topic is not None and not isinstance(topic, str):
+        name = INGRESS_TOPIC if topic is None else topic
+        if not isinstance(name, str):
             expects = reply or expected_offset is not None or expected_version is not None
-            return await self._publish_to_all(topic, value, key, expects, fields)
+            return await self._publish_to_all(name, value, key, expects, fields)
         producer = self._own_producer or self._begin_producer()
         if reply:
             handle = await self._jobs.new_handle(self)
@@ -222,7 +221,7 @@ class AsyncBus(AsyncBusObservation):
         receipt = await producer.publish(
             value,
             key,
-            topic=topic,
+            topic=name,
             durability=durability,
             expected_offset=expected_offset,
             expected_version=expected_version,
@@ -300,6 +299,7 @@ class AsyncBus(AsyncBusObservation):
             >>> [(receipt.offset, receipt.count) for receipt in receipts]
             [(0, 2)]
         """
+        topic = INGRESS_TOPIC if topic is None else topic
         producer = self._own_producer or self._begin_producer()
         return await producer.publish_many(
             values,
@@ -1425,12 +1425,6 @@ class AsyncBus(AsyncBusObservation):
             await self._close_lines([broker for broker in (self._consuming, self._broker) if broker is not None])
         if failed is not None:
             raise failed
-
-    def _begin_producer(self) -> AsyncProducer:
-        """Make the producer with which the bus itself publishes: it sends at once."""
-        self._own_producer = self.producer(INGRESS_TOPIC, linger=0)
-        self._own_producer._accumulator.bus = None  # the bus keeps the producer alive, and not the other way round
-        return self._own_producer
 
 
 async def connect_async(

@@ -16,6 +16,7 @@ from headrace.client._async.leasing.lease_requester import AsyncLeaseRequester
 from headrace.client._async.producer.accumulator import AsyncAccumulator
 from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
 from headrace.client._async.producer.multicast import AsyncMulticast
+from headrace.client._async.producer.producer import AsyncProducer
 from headrace.client._async.results.job_publisher import AsyncJobPublisher
 from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
 from headrace.client._async.subjects.requester import AsyncRequester
@@ -55,6 +56,7 @@ class AsyncBusParts(ABC):
     _consuming: AsyncReconnectingConnection | None
     _consuming_lock: Lock
     _receiving: WeakRegistry[AsyncSubscription | AsyncJobs | AsyncLiveSubscription]
+    _own_producer: AsyncProducer | None
     _multicast: AsyncMulticast | None = None
     _leasing: dict[tuple[str, str], tuple[AsyncAcknowledger, AsyncLeaseRequester]]
 
@@ -62,6 +64,10 @@ class AsyncBusParts(ABC):
     @abstractmethod
     def tenant(self) -> str:
         """The tenant whose names the bus's names are."""
+
+    @abstractmethod
+    def producer(self, topic: str | None = None, *, linger: float = 0.005) -> AsyncProducer:
+        """Create a producer."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -172,6 +178,12 @@ class AsyncBusParts(ABC):
         self._timers.close()
         if self._on_close is not None:
             run_detached(self._on_close)
+
+    def _begin_producer(self) -> AsyncProducer:
+        """Make the producer with which the bus itself publishes: it sends at once."""
+        self._own_producer = self.producer(linger=0)
+        self._own_producer._accumulator.bus = None  # the bus keeps the producer alive, and not the other way round
+        return self._own_producer
 
     async def _publish_to_all(
         self, topics: TopicList, value: bytes | None, key: bytes | str | None, expects: bool, fields: MessageFields

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, Unpack, overload
 
-from headrace.client._sync.admin.events import EventFeed
 from headrace.client._sync.admin.groups import GroupAdmin
 from headrace.client._sync.admin.routes import Routes
 from headrace.client._sync.admin.schedules import ScheduleAdmin
@@ -44,7 +43,6 @@ from headrace.client.leasing.scheduled_times import MessageName, moment_of, pars
 from headrace.client.producer.message_fields import (
     MessageColumns,
     MessageFields,
-    OneTopic,
     PublishOptions,
     TopicList,
     show_fields,
@@ -134,21 +132,21 @@ class Bus(BusObservation):
         """The tenant whose topics, groups and schedules the bus's names mean."""
         return self._hello.tenant or DEFAULT_TENANT
 
-    @property
-    def events(self) -> EventFeed:
-        """Reads the events about the bus itself: topics created, members that come and go, dead letters."""
-        return EventFeed(self, self._broker)
-
     # Publishing.
 
     @overload
     def publish(
-        self, topic: OneTopic, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
+        self, topic: str | None, value: bytes | None, *, reply: Literal[True], **options: Unpack[PublishOptions]
     ) -> JobHandle: ...
 
     @overload
     def publish(
-        self, topic: OneTopic, value: bytes | None, *, reply: Literal[False] = False, **options: Unpack[PublishOptions]
+        self,
+        topic: str | None,
+        value: bytes | None,
+        *,
+        reply: Literal[False] = False,
+        **options: Unpack[PublishOptions],
     ) -> Receipt: ...
 
     @overload
@@ -159,7 +157,7 @@ class Bus(BusObservation):
     @show_fields
     def publish(
         self,
-        topic: OneTopic | TopicList,
+        topic: str | TopicList | None,
         value: bytes | None,
         *,
         key: bytes | str | None = None,
@@ -208,9 +206,10 @@ class Bus(BusObservation):
             >>> receipt.topic, receipt.partition, receipt.offset
             ('orders', 0, 0)
         """
-        if topic is not None and not isinstance(topic, str):
+        name = INGRESS_TOPIC if topic is None else topic
+        if not isinstance(name, str):
             expects = reply or expected_offset is not None or expected_version is not None
-            return self._publish_to_all(topic, value, key, expects, fields)
+            return self._publish_to_all(name, value, key, expects, fields)
         producer = self._own_producer or self._begin_producer()
         if reply:
             handle = self._jobs.new_handle(self)
@@ -218,7 +217,7 @@ class Bus(BusObservation):
         receipt = producer.publish(
             value,
             key,
-            topic=topic,
+            topic=name,
             durability=durability,
             expected_offset=expected_offset,
             expected_version=expected_version,
@@ -296,6 +295,7 @@ class Bus(BusObservation):
             >>> [(receipt.offset, receipt.count) for receipt in receipts]
             [(0, 2)]
         """
+        topic = INGRESS_TOPIC if topic is None else topic
         producer = self._own_producer or self._begin_producer()
         return producer.publish_many(
             values,
@@ -1417,12 +1417,6 @@ class Bus(BusObservation):
             self._close_lines([broker for broker in (self._consuming, self._broker) if broker is not None])
         if failed is not None:
             raise failed
-
-    def _begin_producer(self) -> Producer:
-        """Make the producer with which the bus itself publishes: it sends at once."""
-        self._own_producer = self.producer(INGRESS_TOPIC, linger=0)
-        self._own_producer._accumulator.bus = None  # the bus keeps the producer alive, and not the other way round
-        return self._own_producer
 
 
 def connect(

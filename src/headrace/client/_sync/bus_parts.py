@@ -16,6 +16,7 @@ from headrace.client._sync.leasing.lease_requester import LeaseRequester
 from headrace.client._sync.producer.accumulator import Accumulator
 from headrace.client._sync.producer.metadata_cache import MetadataCache
 from headrace.client._sync.producer.multicast import Multicast
+from headrace.client._sync.producer.producer import Producer
 from headrace.client._sync.results.job_publisher import JobPublisher
 from headrace.client._sync.subjects.live_subscription import LiveSubscription
 from headrace.client._sync.subjects.requester import Requester
@@ -55,6 +56,7 @@ class BusParts(ABC):
     _consuming: ReconnectingConnection | None
     _consuming_lock: Lock
     _receiving: WeakRegistry[Subscription | Jobs | LiveSubscription]
+    _own_producer: Producer | None
     _multicast: Multicast | None = None
     _leasing: dict[tuple[str, str], tuple[Acknowledger, LeaseRequester]]
 
@@ -62,6 +64,10 @@ class BusParts(ABC):
     @abstractmethod
     def tenant(self) -> str:
         """The tenant whose names the bus's names are."""
+
+    @abstractmethod
+    def producer(self, topic: str | None = None, *, linger: float = 0.005) -> Producer:
+        """Create a producer."""
 
     @abstractmethod
     def close(self) -> None:
@@ -172,6 +178,12 @@ class BusParts(ABC):
         self._timers.close()
         if self._on_close is not None:
             run_detached(self._on_close)
+
+    def _begin_producer(self) -> Producer:
+        """Make the producer with which the bus itself publishes: it sends at once."""
+        self._own_producer = self.producer(linger=0)
+        self._own_producer._accumulator.bus = None  # the bus keeps the producer alive, and not the other way round
+        return self._own_producer
 
     def _publish_to_all(
         self, topics: TopicList, value: bytes | None, key: bytes | str | None, expects: bool, fields: MessageFields

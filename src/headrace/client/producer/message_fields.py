@@ -35,8 +35,6 @@ class PublishOptions(MessageFields, total=False):
     expected_version: int | None
 
 
-OneTopic = str | None
-"""A topic; None for the ingress."""
 TopicList = list[str] | tuple[str, ...]
 """Topics that get a message together."""
 

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from headrace.client._async.app.error_reporter import AsyncErrorReporter
 from headrace.client._async.app.handler_workers import AsyncHandlerWorkers
+from headrace.client._async.app.task import AsyncAppTask
 from headrace.client._async.bus import AsyncBus, connect_async
-from headrace.client._async.concurrency import HandlerExecutor, Monitor, now, stopped_by_signals
+from headrace.client._async.concurrency import HandlerExecutor, Lock, Monitor, now, stopped_by_signals
 from headrace.client._async.subjects.responder import AsyncResponder
 from headrace.client.app.registration import (
     Registered,
@@ -21,6 +22,7 @@ from headrace.client.app.registration import (
     served_subject,
 )
 from headrace.client.app.sink_delivery import SINK_SUBSCRIPTION, SinkDelivery
+from headrace.client.app.task_calls import TaskDispatcher
 from headrace.client.connection.addresses import default_address, parse_address, place_of
 from headrace.client.producer.serializing import Deserializer
 from headrace.model.arguments import checked_timeout
@@ -85,6 +87,9 @@ class AsyncApp:
         self._version = version
         self._wait = checked_timeout(wait, "wait")
         self._registered: list[Registered] = []
+        self._tasks: dict[tuple[str, str], TaskDispatcher] = {}
+        self._calling: AsyncBus | None = None
+        self._calling_lock = Lock()
         self._served: list[ServedSubject] = []
         self._monitor = Monitor()
         self._handlings: list[AsyncHandlerWorkers | AsyncResponder] = []
@@ -205,6 +210,89 @@ class AsyncApp:
             return handler
 
         return register
+
+    def task(
+        self,
+        topic: str,
+        *,
+        name: str | None = None,
+        concurrency: int = 1,
+        subscription: str = DEFAULT_SUBSCRIPTION,
+        retry: SubscriptionSettings | Mapping[str, Any] | None = None,
+        lease: float | timedelta | None = None,
+    ) -> Callable[[Callable[..., Any]], AsyncAppTask]:
+        """Register the decorated function as a task, which others call with `delay` and whose result they can await.
+
+        A topic can have several tasks; concurrency, retry and lease are those of the first.
+
+        Parameters:
+            topic: the topic to which calls are published.
+            name: the name of the task in its messages; by default the function's.
+            concurrency: as for `on`.
+            subscription: as for `on`.
+            retry: as for `on`.
+            lease: as for `on`.
+
+        Returns:
+            The decorator, which returns the AppTask.
+
+        Raises:
+            InvalidArgument: if an argument is wrong, or the topic has a task of that name.
+
+        Example:
+            >>> app = headrace.AsyncApp(bus)
+            >>> @app.task("jobs", concurrency=8)
+            ... def resize(name, width=640): ...
+            >>> handle = await resize.delay("cat.jpg", width=320)
+        """
+
+        def register(function: Callable[..., Any]) -> AsyncAppTask:
+            dispatcher = self._tasks.get((topic, subscription))
+            if dispatcher is None:
+                dispatcher = TaskDispatcher()
+                options: dict[str, Any] = {"concurrency": concurrency, "retry": retry, "lease": lease}
+                self._register(registered(dispatcher, topic, subscription=subscription, **options))
+                self._tasks[topic, subscription] = dispatcher
+            called = name or function.__name__
+            dispatcher.add(called, function)
+            return AsyncAppTask(topic, called, function, self)
+
+        return register
+
+    async def close(self) -> None:
+        """Close the connection with which tasks are called, if the app has made one.
+
+        Raises:
+            Undelivered: if calls of tasks could not be published; the connection is closed all the same.
+
+        Example:
+            >>> app = headrace.AsyncApp(bus)
+            >>> await app.close()
+        """
+        calling, self._calling = self._calling, None
+        if calling is not None:
+            await calling.close()
+
+    async def publishing_bus(self) -> AsyncBus:
+        """Return the bus with which tasks are called: the app's, or a connection of its own, made on first use.
+
+        Returns:
+            The bus; `close` closes a connection of its own.
+
+        Raises:
+            ConnectionFailed: if the broker cannot be reached.
+
+        Example:
+            >>> app = headrace.AsyncApp(bus)
+            >>> await app.publishing_bus() is bus
+            True
+        """
+        if isinstance(self._bus, AsyncBus):
+            return self._bus
+        async with self._calling_lock:
+            if self._calling is None:
+                self._calling = await connect_async(self._address(), name=self._name)
+            return self._calling
 
     def deliver(
         self,

@@ -54,6 +54,7 @@ class LiveSubscription:
         self._closed = False
         self._entered = False
         self._reset()
+        bus._keep(self)
 
     def _reset(self) -> None:
         self._forks = fork_guard.count
@@ -90,7 +91,6 @@ class LiveSubscription:
         if self._begun:
             return
         broker = self._bus._consuming_line()
-        self._bus._keep(self)
         try:
             self._receiver.begin(broker)
         except BaseException:
