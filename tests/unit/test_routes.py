@@ -1,5 +1,6 @@
 """Routes: which messages they take, where these end up, and what a broker refuses."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from headrace.model.errors import (
     RouteExists,
     RouteLoop,
     RouteNotFound,
+    TopicIsView,
     TopicNotFound,
 )
 from headrace.model.headers import headers_from_pairs
@@ -472,6 +474,18 @@ def test_other_things_are_refused(bench: Workbench) -> None:
         bench.publish("in", [b"1"], producer=Producer(FORWARDER_MIN + 5, 0, 0))
 
 
+def test_virtual_topics_are_neither_sources_nor_targets(bench: Workbench) -> None:
+    bench.ask(TopicCreate("stored"))
+    bench.ask(TopicCreate("view", {"view_of": "stored", "view_query": {"regex": "a"}}))
+    for source, target, errors in (("in", "view", ""), ("view", "out", ""), ("in", "out", "view")):
+        with pytest.raises(TopicIsView, match="route"):
+            add(bench, "bad", target, source=source, all=True, error_topic=errors)
+    add(bench, "all", "out", all=True)
+    bench.ask(TopicDelete("out"))
+    with pytest.raises(InvalidArgument, match="routes write to out"):
+        bench.ask(TopicCreate("out", {"view_of": "stored", "view_query": {"regex": "a"}}))
+
+
 def test_targets_are_made_only_if_the_broker_may() -> None:
     bench = Workbench(settings=BrokerSettings(auto_create_topics=False))
     with pytest.raises(TopicNotFound):
@@ -545,6 +559,20 @@ def test_tenants_have_routes_and_an_ingress_of_their_own(bench: Workbench) -> No
         add(bench, "theft", "acme/europe", all=True)
     bench.ask(RouteRemove("eu"), session=acme)
     assert listed(bench).keys() == {"eu"}
+
+
+def test_observers_are_told_of_routes() -> None:
+    bench = Workbench(settings=BrokerSettings(record_events=True))
+    add(bench, "copy", "out", all=True)
+    bench.ask(RouteSet(RouteDefinition("copy", ["out"], source="in", key="a"), replace=True))
+    bench.ask(RouteRemove("copy"))
+    add(bench, "copy", "out", all=True)
+    bench.ask(TopicDelete("in"))
+    bench.tick(1.0)
+    told = [json.loads(value or b"") for value in bench.values("headrace.events")]
+    assert [one["action"] for one in told if one["kind"] == "route"] == [
+        *("created", "altered", "deleted", "created", "deleted")
+    ]
 
 
 # Explaining.

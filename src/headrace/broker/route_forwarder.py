@@ -20,6 +20,7 @@ from headrace.broker.route_table import OVER_BUDGET, CompiledRoute, Decision
 from headrace.broker.routed_source import RoutedSource
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.turns import Turns
+from headrace.broker.views import check_stores
 from headrace.engines.api import forwarded_by, forwarder_id
 from headrace.model.batch import Batch, Columns, Producer, encode, message_sizes
 from headrace.model.codec import Codec
@@ -214,7 +215,7 @@ class RouteForwarder:
         try:
             if self._steps is None or self._version != self._source.version:
                 self._version = self._source.version
-                self._steps = self._forward(now_us)
+                self._steps, self._awaited = self._forward(now_us), None
             for cost in self._steps:
                 used += cost
                 if self._awaited is not None:
@@ -223,7 +224,7 @@ class RouteForwarder:
                     self._queue.add(self)
                     return used
         except Exception as error:  # noqa: BLE001 logged; other sources go on, and this one tries again
-            self._steps = None
+            self._steps = self._awaited = None
             self._retry_us = now_us + _RETRY_US
             self.error = str(error)
             self._failures.note(key, error, "messages not forwarded; trying again  topic=%s partition=%s",
@@ -391,7 +392,8 @@ class RouteForwarder:
     def _bound_error_topic(self, name: str, now_us: int) -> RouteTargetBound:
         bound = self._source.binding(name, self.number, self.position)
         if bound is None or not bound.topic_id:
-            self._topics.create(TopicCreate(name, {"message_bytes_max": MESSAGE_BYTES_MAX}, exist_ok=True), now_us)
+            given = TopicCreate(name, {"message_bytes_max": MESSAGE_BYTES_MAX}, exist_ok=True)
+            check_stores(name, self._topics.create(given, now_us).settings, "route to")
             bound = self._source.binding(name, self.number, self.position)
             assert bound is not None, "a topic that a route may write to is bound when it is created"
         return bound

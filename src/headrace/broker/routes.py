@@ -91,7 +91,7 @@ class RouteRegistry:
                 self._state.forget_topic(state.source_id)
                 continue
             self._restore(topic, state)
-        topics.companions.append(self._bindings_of)
+        topics.companions.connect(self._bindings_of)
         topics.changed.connect(self._topic_changed)
         topics.altered.connect(self._topic_altered)
 
@@ -326,7 +326,7 @@ class RouteRegistry:
             settings = None if topic is None else topic.settings
             fact = _bound(state.source_id, name, 0 if topic is None else topic.id, settings, since or {})
             last = state.bindings.get(name, [])[-1:]
-            if (last and not last[0].binds_like(fact)) or (not last and topic is not None):
+            if (last and not last[0].binds_like(fact)) or (not last and fact.topic_id):
                 facts.append(fact if since is not None else _bound(
                     state.source_id, name, fact.topic_id, settings, dict(state.positions)))  # fmt: skip
         return facts
@@ -347,7 +347,7 @@ class RouteRegistry:
                         self._graph.remove(str(topic), target_names(route.definition))
                         self.changed(route.definition, "deleted", now_us)
                 del self._sources[topic.id]
-        self._topic_altered(topic, 0)
+        self._topic_altered(topic, now_us)
 
     def _topic_altered(self, topic: Topic, _: int) -> None:
         """What a name means may have changed: the sources that use it begin their slices anew, once that is synced."""
@@ -417,6 +417,6 @@ class RouteRegistry:
 def _bound(
     source_id: int, name: str, topic_id: int, settings: TopicSettings | None, since: OffsetsByPartition
 ) -> RouteTargetBound:
-    if settings is None:
+    if settings is None or settings.view_of is not None:  # a view stores nothing
         return RouteTargetBound(source_id, name, since)
     return RouteTargetBound(source_id, name, since, topic_id, settings.partitions, settings.message_bytes_max)
