@@ -11,8 +11,8 @@ from tests.known import quick_place
 
 pytestmark = needs_http
 
-MESSAGES = 300
-KILLS = 4
+MESSAGES = 200
+KILLS = 3
 
 
 def publish_all(server: HttpProcess, done: threading.Event) -> None:
@@ -88,7 +88,7 @@ def test_a_stream_goes_on_across_kills_and_every_message_comes_once() -> None:
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize("delay_ms", [0, 1, 2, 3, 5, 8])
+@pytest.mark.parametrize("delay_ms", [0, 2, 5])
 def test_a_repeated_request_after_a_kill_has_one_effect(delay_ms: int) -> None:
     with quick_place() as place:
         server = HttpProcess(place / "data")

@@ -149,6 +149,23 @@ def test_unpacking_stops_at_the_limit() -> None:
     assert gzip.decompress(asyncio.run(module.pack(b"b" * 1_000_000))) == b"b" * 1_000_000
 
 
+# Metrics.
+
+
+def test_metrics_keep_every_digit_and_escape_names() -> None:
+    metrics = importlib.import_module("headrace.gateways.http.metrics")
+    text = metrics.MetricsText()
+    text.add("lag", "gauge", "Lag.", [("", {"group": 'a"b\\c\nd'}, 1_234_567_890_123)])
+    text.gauge("late_seconds", "Late.", 0.25, "seconds")
+    lines = text.encoded().decode().splitlines()
+    assert 'headrace_lag{group="a\\"b\\\\c\\nd"} 1234567890123' in lines
+    assert "headrace_late_seconds 0.25" in lines
+    assert lines[-1] == "# EOF"
+    many = [(f"g{at:03}", at) for at in range(300)]
+    named = list(metrics._named(many))
+    assert len({name for name, _ in named}) == 201
+
+
 # The envelope.
 
 

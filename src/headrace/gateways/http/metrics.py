@@ -53,9 +53,7 @@ class MetricsText:
         self._lines.append(f"# HELP {name} {_escaped(explanation)}")
         for suffix, labels, value in samples:
             inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-            self._lines.append(
-                f"{name}{suffix}{{{inside}}} {value:g}" if inside else f"{name}{suffix} {_number(value)}"
-            )
+            self._lines.append(f"{name}{suffix}{'{' + inside + '}' if inside else ''} {_number(value)}")
 
     def gauge(self, name: str, explanation: str, value: float, unit: str = "") -> None:
         """Add a family with one value."""
@@ -155,7 +153,7 @@ def _escaped(text: str) -> str:
 
 
 def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.6f}"
+    return str(int(value)) if value == int(value) else repr(value)
 
 
 METRICS_ROUTES = [
