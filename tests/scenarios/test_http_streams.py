@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from tests.http_client import WAIT_S, EventReader, HttpClient, http_server, needs_http, url_of
 
+from headrace.runtime.process_info import memory_bytes
 from headrace.server import EmbeddedServer
 
 pytestmark = needs_http
@@ -192,11 +193,58 @@ def test_a_stopping_broker_ends_streams_and_polls() -> None:
             one.close()
 
 
-def test_many_streams_share_what_is_encoded(client: HttpClient) -> None:
+def test_five_hundred_streams_of_a_topic_take_little_memory(server: EmbeddedServer, client: HttpClient) -> None:
     client.publish("orders", 0)
-    readers = [EventReader(client.url, f"{STREAM}?position=0:1") for _ in range(50)]
-    for at in range(1, 21):
-        client.publish("orders", at)
+    before = memory_bytes()
+    readers = [EventReader(client.url, f"{STREAM}?position=0:1") for _ in range(500)]
+    for at in range(1, 11):
+        client.publish("orders", [at, "x" * 10_000])
     for reader in readers:
-        assert [one.data["value"] for one in reader.take(20)] == list(range(1, 21))
+        assert [one.data["value"][0] for one in reader.take(10)] == list(range(1, 11))
+    assert memory_bytes() - before < 100 << 20  # of both sides, which share this process
+    gateway = server._server.gateways[1]
+    assert gateway.streams == 500  # type: ignore[attr-defined]
+    assert len(gateway.encoded_batches._known) <= 11  # type: ignore[attr-defined]
+    for reader in readers:
         reader.close()
+
+
+def test_ipv6_and_several_addresses_are_served() -> None:
+    with socket.socket(socket.AF_INET6) as trial:
+        try:
+            trial.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    server = EmbeddedServer(":memory:", listen=["http://[::1]:0", "http://127.0.0.1:0"])
+    urls = server._server.listening
+    assert urls[0].startswith("http://[::1]:")
+    for url in urls:
+        client = HttpClient(url.replace("[", "").replace("]", ""))
+        host = url.removeprefix("http://")
+        assert client.ask("GET", "/healthz", None, {"Host": host}).status == 200
+        client.close()
+    server.close()
+
+
+def test_a_slow_reader_that_falls_behind_retention_gets_an_error_and_the_stream_ends() -> None:
+    with http_server() as server:
+        client = HttpClient(url_of(server))
+        client.publish("orders", "first")
+        with socket.create_connection((client.host, client.port), timeout=WAIT_S) as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+            head = b"GET /v1/topics/orders/messages?start=earliest HTTP/1.1\r\nHost: localhost\r\n"
+            end.sendall(head + b"Accept: text/event-stream\r\n\r\n")
+            for _ in range(40):
+                client.publish("orders", "y" * 500_000)
+            assert client.post("/v1/topics/orders/trims", {"offsets": {"0": 41}}).json == {"offsets": {"0": 41}}
+            client.publish("orders", "last")
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)  # now it hurries
+            received = bytearray()
+            while not received.endswith(b"0\r\n\r\n"):
+                part = end.recv(1 << 20)
+                assert part, "the stream was cut before its end"
+                received += part
+        assert b'"value":"last"' not in received  # nothing is skipped silently
+        assert b"event: error\ndata: " in received
+        assert b'"code":"offset_out_of_range"' in received
+        client.close()

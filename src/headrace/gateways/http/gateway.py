@@ -135,7 +135,7 @@ class HttpGateway:
         """The file descriptors of all sockets."""
         sockets = [one for server in self._servers for one in server.sockets]
         sockets += [connection.transport.get_extra_info("socket") for connection in self.connections]
-        return [one.fileno() for one in sockets]
+        return [one.fileno() for one in sockets if one is not None]  # None: it is being closed
 
     @property
     def connections(self) -> list[HttpConnection]:
