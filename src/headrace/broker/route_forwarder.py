@@ -49,7 +49,6 @@ _REST_US_MAX = 200_000
 for so long; a full slice does not wait.
 """
 
-Marks = dict[tuple[int, int], int]
 Sift = Callable[[Topic, int, Batch, int], PendingAnswer[SiftedBatch]]
 """Passes a batch for a topic and partition through the topic's middleware."""
 
@@ -60,6 +59,10 @@ class ForwarderQueue:
     def __init__(self, turns: Turns, ports: Ports) -> None:
         self._turns = turns
         self.wake_at = ports.wake_at
+        self.timed: dict[RouteForwarder, None] = {}
+        """Those that wait for a time, or for a sync that may have failed."""
+        self.moved: dict[RoutedSource, None] = {}
+        """The sources of which more was forwarded and synced since positions were recorded."""
         self._waiting: deque[RouteForwarder] = deque()
         self._is_scheduled = False
 
@@ -74,6 +77,13 @@ class ForwarderQueue:
             forwarder.is_queued = True
             self._waiting.append(forwarder)
             self._schedule()
+
+    def tick(self, now_us: int) -> None:
+        """Let those go on for which the time has come."""
+        timed, self.timed = self.timed, {}
+        for forwarder in timed:
+            if forwarder.tick(now_us):
+                self.timed[forwarder] = None
 
     def _schedule(self) -> None:
         if not self._is_scheduled:
@@ -193,18 +203,26 @@ class RouteForwarder:
             if self._rest_us <= self._queue.now_us:
                 self._queue.add(self)
             else:
+                self._queue.timed[self] = None
                 self._queue.wake_at(self._rest_us)
 
-    def tick(self, now_us: int) -> None:
-        """Try again what has failed."""
+    def tick(self, now_us: int) -> bool:
+        """Try again what has failed, and go on after a rest; whether this is to be called again."""
         if self._retry_us and now_us >= self._retry_us:
             self._retry_us = 0
             self._queue.add(self)
         elif 0 < self._rest_us <= now_us:
             self._rest_us = 0
             self.plan()
-        for unsynced in self._unsynced:
+        self.sync_again()
+        return bool(self._retry_us or self._rest_us or self._unsynced) and not self._is_stopped
+
+    def sync_again(self) -> None:
+        """Have targets synced that could not be, and do not wait for those that were deleted."""
+        for unsynced in list(self._unsynced):
             unsynced.sync_again()
+        if self._unsynced and self._unsynced[0].is_synced:
+            self._on_synced()
 
     def run(self, now_us: int, cost_max: int) -> int:
         """Forward for about this cost; returns what it has taken."""
@@ -226,6 +244,7 @@ class RouteForwarder:
         except Exception as error:  # noqa: BLE001 logged; other sources go on, and this one tries again
             self._steps = self._awaited = None
             self._retry_us = now_us + _RETRY_US
+            self._queue.timed[self] = None
             self.error = str(error)
             self._failures.note(key, error, "messages not forwarded; trying again  topic=%s partition=%s",
                                 self._source.topic, self.number)  # fmt: skip
@@ -268,7 +287,7 @@ class RouteForwarder:
             self._source.forget_passed()
         syncs_us = sum(target.partition.sync_latency_us for target in touched)
         self._rest_us = self._queue.now_us + syncs_us + min(_REST * syncs_us, _REST_US_MAX)
-        unsynced = _UnsyncedSlice(found.end, list(touched), self._on_synced)
+        unsynced = _UnsyncedSlice(found.end, touched, self._on_synced)
         self._unsynced.append(unsynced)
         unsynced.wait()
 
@@ -438,6 +457,7 @@ class RouteForwarder:
         self._reader = SliceReader(active.delivered, self.name)
         if not active.partition.durable and self.position < active.partition.first_offset:
             self.position = self.synced_position = active.partition.first_offset  # the rest is gone since a restart
+            self._queue.moved[source] = None
 
     def _skip_removed(self, active: ActivePartition) -> None:
         """Go on with the first message there is, if retention or a trim has removed some before they were forwarded."""
@@ -451,46 +471,60 @@ class RouteForwarder:
         self.position = first_offset
         if not self._unsynced:
             self.synced_position = first_offset
+            self._queue.moved[self._source] = None
 
     def _on_synced(self) -> None:
         """Count slices as forwarded whose targets are synced, and forward what came meanwhile."""
-        while self._unsynced and not self._unsynced[0].waiting:
+        before = self.synced_position
+        while self._unsynced and self._unsynced[0].is_synced:
             self.synced_position = max(self.synced_position, self._unsynced.popleft().end)
-        if not self._unsynced:
+        if self.synced_position > before:
+            self._queue.moved[self._source] = None
+        if self._unsynced:
+            self._queue.timed[self] = None  # a sync may have failed
+        else:
             self.plan()
 
 
 class _UnsyncedSlice:
-    """A slice that was forwarded, until its targets are synced."""
+    """A slice that was forwarded, until its targets are synced or deleted."""
 
-    def __init__(self, end: int, targets: list[ActivePartition], on_synced: Callable[[], None]) -> None:
+    def __init__(self, end: int, targets: dict[ActivePartition, None], on_change: Callable[[], None]) -> None:
         self.end = end
-        self.waiting = len(targets)
         self._targets = targets
         self._failed: list[ActivePartition] = []
-        self._on_synced = on_synced
+        self._on_change = on_change
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether all targets are synced."""
+        return not self._targets
 
     def wait(self) -> None:
-        """Have the targets synced, and call back."""
-        targets, self._targets = self._targets, []
-        for active in targets:
+        """Have the targets synced, and call back when they are, or when one could not be."""
+        for active in list(self._targets):
             active.when_synced(partial(self._synced, active))
-        if not targets:
-            self._on_synced()
+        if not self._targets:
+            self._on_change()
 
-    def sync_again(self) -> None:
-        """Have those targets synced that could not be."""
+    def sync_again(self) -> bool:
+        """Have those targets synced that could not be, and forget deleted ones; whether there are such."""
+        for active in [active for active in self._targets if active.gone is not None]:
+            del self._targets[active]
         failed, self._failed = self._failed, []
         for active in failed:
             active.when_synced(partial(self._synced, active))
+        return bool(self._failed)
 
     def _synced(self, active: ActivePartition, error: HeadraceError | None) -> None:
         if error is not None and active.gone is None:
             self._failed.append(active)
+            self._on_change()
             return
-        self.waiting -= 1
-        if not self.waiting:
-            self._on_synced()
+        if active in self._targets:
+            del self._targets[active]
+            if not self._targets:
+                self._on_change()
 
 
 class _SliceWriter:
