@@ -92,6 +92,7 @@ _REQUIRED = {
     "queue alter": ["--lease-seconds", "5"],
     "timeline add": ["--in", "1h"],
     "timeline move": ["--in", "1h"],
+    "respond": ["--value", "x"],
 }
 
 

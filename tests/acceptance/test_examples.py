@@ -40,6 +40,9 @@ NOT_RUN = {
         "archive/topic=orders": "a list of files",
         "headrace archive restore": "needs a bucket; tests/spark/test_archive.py does the same",
     },
+    "docs/how-to/plug-ins.md": {
+        "[project.entry-points": "a part of pyproject.toml; tests/acceptance/test_plugin_example.py installs one"
+    },
     "docs/how-to/spark.md": {
         "pip install": "installs",
         "python -m venv": "installs; tests/spark/test_cluster.py does the same",

@@ -304,7 +304,7 @@ def _conditions(draw: st.DrawFn, depth: int) -> str:
 PATHS = _queries().map("${}".format).filter(lambda path: len(path) <= 1000)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(PATHS, DOCUMENTS)
 def test_compiled_paths_select_what_the_library_selects(path: str, document: Any) -> None:
     wrapped = [document] if not isinstance(document, dict | list) else document  # the library decodes a bare string
@@ -353,7 +353,7 @@ def test_values_that_are_not_json_match_no_json_query() -> None:
     values = [None, b"", b"{", b"\xff", b'"\\ud800"', b"NaN", b"1e999", b"9" * 5000, b"[1]"]
     for query in ({"jsonpath": "$"}, {"exact": [1]}, {"jsonpath": "$.*"}):
         selection = compile_query(ContentQuery(**query)).select(DecodedValues(values))
-        assert selection == ([8], [], 9)
+        assert selection[:3] == ([8], [], 9)
 
 
 @pytest.mark.parametrize(
@@ -404,9 +404,16 @@ def test_hostile_paths_end_within_the_budget(path: str) -> None:
     assert not set(selection.matched) & set(selection.failed)
 
 
+def test_patterns_in_messages_cost_steps() -> None:
+    matcher = compile_query(ContentQuery(jsonpath="$[?search('a', @)]"))
+    few, many = [r"\pL{9}"] * 2, [r"\pL{9}"] * 3
+    values = [msgspec.json.encode(each) for each in (["b", "a"], few, many, ["b" * 101], ["("], ["b"] * 20)]
+    assert matcher.select(DecodedValues(values))[:2] == ([0], [2, 3, 5])
+
+
 def test_regular_expressions_fail_on_values_too_long_for_them() -> None:
     matcher = compile_query(ContentQuery(regex="[ab]*a[ab]{400}c"))
-    assert matcher.select(DecodedValues([b"ab" * 10, b"ab" * 100_000, None])) == ([], [1], 3)
+    assert matcher.select(DecodedValues([b"ab" * 10, b"ab" * 100_000, None]))[:3] == ([], [1], 3)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Virtual topics (views): a topic filtered by a content query, with the source's offsets and no messages of its own."""
 
+import asyncio
 import json
 import logging
 import shutil
@@ -15,6 +16,8 @@ from headrace.broker.settings import BrokerSettings
 from headrace.broker.streams import WaitingFetch
 from headrace.broker.subscriptions import VIEW_OFFSETS
 from headrace.engines.data_directory import DataDirectory
+from headrace.gateways.native.frame_writer import FrameWriter
+from headrace.gateways.native.stream_pump import StreamPump
 from headrace.model.batch import Columns, encode, parse
 from headrace.model.content.query import ContentQuery
 from headrace.model.errors import (
@@ -335,6 +338,38 @@ def test_a_read_looks_at_a_bounded_number_of_messages(bench: Workbench) -> None:
     part = again.read(1 << 20, bench.now_us)
     assert part is not None
     assert part.cost_bytes == 0  # the result is shared among readers
+
+
+class Transport(asyncio.Transport):
+    """Takes whatever is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """It has no buffer."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += len(data)
+
+
+def test_a_connection_gives_others_a_turn_after_each_costly_read(bench: Workbench) -> None:
+    create_view(bench, "rare", {"jsonpath": "$.rare"})
+    for _ in range(20):
+        bench.publish("orders", [order(1)] * 1000)
+    turns: list[FrameWriter] = []
+    out = FrameWriter(Transport(), turns.append, lambda _: None, lambda _, error: pytest.fail(str(error)))
+    stream = bench.open_stream("rare")
+    StreamPump(out, 1, stream)
+    count = 0
+    while turns:
+        before = stream._offset
+        turns.pop().deliver(bench.now_us)
+        assert stream._offset - before <= 2000
+        count += 1
+    assert stream._offset == 20_000
+    assert count >= 10
 
 
 def test_fetches_get_answers_and_wait(bench: Workbench) -> None:

@@ -21,6 +21,7 @@ logger = logging.getLogger("headrace.broker")
 
 _LOGGED_US = 60_000_000
 """How often messages that a view leaves out are logged."""
+_DECODED_TOGETHER = 64
 _OWN = frozenset({"view_of", "view_query", "partitions"})
 """The settings that whoever creates a view may give."""
 
@@ -33,12 +34,18 @@ class ContentFilter:
 
     def derive(self, columns: Columns, start: int, stop: int) -> DerivedPart:
         """Select among the messages of a part; ends early when they take many steps."""
-        whole = not start and stop == len(columns.values)
-        values = columns.values if whole else columns.values[start:stop]
-        matched, failed, end = self._matcher.select(DecodedValues(values), 0, CONTENT_STEPS_MAX)
-        if start:
-            matched, failed = [start + index for index in matched], [start + index for index in failed]
-        return DerivedPart(matched, start + end, failed)
+        matched: list[int] = []
+        failed: list[int] = []
+        at, left = start, CONTENT_STEPS_MAX
+        while at < stop and left > 0:
+            # A few at a time: documents that live long make the garbage collector look at them.
+            values = columns.values[at : min(at + _DECODED_TOGETHER, stop)]
+            selection = self._matcher.select(DecodedValues(values), 0, left)
+            matched += [at + index for index in selection.matched]
+            failed += [at + index for index in selection.failed]
+            at += selection.end
+            left -= selection.steps
+        return DerivedPart(matched, at, failed)
 
 
 class ActiveView(ActivePartition):

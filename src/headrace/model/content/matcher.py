@@ -22,6 +22,8 @@ class Selection(NamedTuple):
     """Messages for which the query took too many steps, or whose value is too large or too deep to be decoded."""
     end: int
     """The index of the first message that was not looked at: the count, unless the work was limited."""
+    steps: int = 0
+    """How many steps that took, where they are counted."""
 
 
 class QueryMatcher:
@@ -50,7 +52,7 @@ class _ConstantMatcher(QueryMatcher):
         documents, test = decoded.documents(end), self._test
         window = documents[start:end] if start or end < len(documents) else documents
         matched = [index for index, document in enumerate(window, start) if document is not NOT_JSON and test(document)]
-        return Selection(matched, _between(decoded.failed, start, end), end)
+        return Selection(matched, _between(decoded.failed, start, end), end, end - start)
 
 
 class _PathMatcher(QueryMatcher):
@@ -82,7 +84,8 @@ class _PathMatcher(QueryMatcher):
             left -= 1
             index += 1
         undecoded = _between(decoded.failed, start, index)
-        return Selection(matched, sorted([*failed, *undecoded]) if undecoded else failed, index)
+        steps = (1 << 60 if steps_max is None else steps_max) - left
+        return Selection(matched, sorted([*failed, *undecoded]) if undecoded else failed, index, steps)
 
 
 class _BytesMatcher(QueryMatcher):
@@ -97,18 +100,20 @@ class _BytesMatcher(QueryMatcher):
         matched: list[int] = []
         failed: list[int] = []
         search, bytes_max = self._search, self._bytes_max
-        left_bytes = 1 << 60 if steps_max is None else max(1, steps_max * bytes_max // CONTENT_STEPS_MAX)
+        allowed = left = 1 << 60 if steps_max is None else max(1, steps_max * bytes_max // CONTENT_STEPS_MAX)
+        end = len(decoded)
         for index, value in enumerate(decoded.values[start:] if start else decoded.values, start):
-            if left_bytes <= 0:
-                return Selection(matched, failed, index)
+            if left <= 0:
+                end = index
+                break
             if value is not None:
                 if len(value) > bytes_max:
                     failed.append(index)
                     continue
-                left_bytes -= len(value) + 1
+                left -= len(value) + 1
                 if search(value) is not None:
                     matched.append(index)
-        return Selection(matched, failed, len(decoded))
+        return Selection(matched, failed, end, (allowed - left) * CONTENT_STEPS_MAX // bytes_max)
 
 
 def compile_query(query: ContentQuery) -> QueryMatcher:

@@ -7,14 +7,16 @@ from typing import Any
 from headrace.model.arguments import shown
 from headrace.model.content.budget import Evaluation, OverBudget
 from headrace.model.errors import ContentSupportMissing, InvalidContentQuery
-from headrace.model.limits import CONTENT_PATTERN_CHARS_MAX, CONTENT_PROGRAM_MAX, CONTENT_STEPS_MAX
+from headrace.model.limits import CONTENT_PROGRAM_MAX, CONTENT_STEPS_MAX
 
 _MEMORY_BYTES = 1 << 20
 """What one compiled pattern may use, its cache of states included."""
 _WORK_PER_STEP = 32
 """Bytes times instructions that RE2 does in the time of a step, at worst."""
-_COMPILE_STEPS = 2_000
-"""What it costs to compile a pattern that a message brings along."""
+_COMPILE_STEPS, _COMPILE_STEPS_MAX = 2_000, CONTENT_STEPS_MAX // 3
+"""What it costs to compile a pattern that a message brings along: a plain one, or one with repetitions or classes."""
+_MESSAGE_PATTERN_CHARS_MAX = 100
+"""A longer pattern in a message counts as failed: a thousand characters can take RE2 50 ms to compile."""
 
 
 class RegularExpression:
@@ -73,8 +75,9 @@ def _remembered(pattern: str) -> RegularExpression | None:
 
 def compile_from_message(pattern: str, evaluation: Evaluation) -> RegularExpression | None:
     """Compile a pattern that the message itself contains; None if it is none."""
-    evaluation.spend(_COMPILE_STEPS)
-    if len(pattern) > CONTENT_PATTERN_CHARS_MAX:
+    is_plain = not any(mark in pattern for mark in ("{", "\\p", "\\P"))
+    evaluation.spend(_COMPILE_STEPS if is_plain else _COMPILE_STEPS_MAX)
+    if len(pattern) > _MESSAGE_PATTERN_CHARS_MAX:
         raise OverBudget
     return _remembered(pattern)
 
