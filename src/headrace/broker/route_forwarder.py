@@ -12,7 +12,7 @@ from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.route_facts import RouteTargetBound
 from headrace.broker.route_slice import SliceReader
-from headrace.broker.route_table import OVER_BUDGET, CompiledRoute, Decision
+from headrace.broker.route_table import OVER_BUDGET, CompiledRoute, RoutingDecision
 from headrace.broker.route_writer import SliceWriter, UndeliveredMessages, UnsyncedSlice, pick_messages
 from headrace.broker.routed_source import RoutedSource
 from headrace.broker.topics import Topic, TopicRegistry
@@ -273,7 +273,7 @@ class RouteForwarder:
         unsynced.wait()
 
     def _write_all(
-        self, writer: SliceWriter, decision: Decision, touched: dict[ActivePartition, None]
+        self, writer: SliceWriter, decision: RoutingDecision, touched: dict[ActivePartition, None]
     ) -> Iterator[int]:
         """Append the messages to their targets; those that cannot be delivered come last, to the error topics."""
         undelivered = UndeliveredMessages()
