@@ -40,6 +40,9 @@ NOT_RUN = {
         "archive/topic=orders": "a list of files",
         "headrace archive restore": "needs a bucket; tests/spark/test_archive.py does the same",
     },
+    "docs/how-to/middleware.md": {
+        "[project.entry-points": "a part of pyproject.toml; tests/acceptance/test_plugin_example.py installs one"
+    },
     "docs/how-to/plug-ins.md": {
         "[project.entry-points": "a part of pyproject.toml; tests/acceptance/test_plugin_example.py installs one"
     },
@@ -56,6 +59,7 @@ NOT_RUN = {
 }
 """Blocks that are shown and not run as they stand, by the page and how they begin, with the reason."""
 USED_BY = {
+    "shop_middleware.py": "docs/how-to/middleware.md, in try_limit.py",
     "spark-pipeline.yml": "tests/spark/test_pipelines.py",
     "refunds_flow.py": "tests/spark/test_pipelines.py",
     "act_on_alerts.py": "tests/spark/test_ready_trades.py",
