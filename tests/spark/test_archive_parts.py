@@ -20,6 +20,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 
 import headrace
 from headrace.model.batch import Batch, Columns, encode
+from headrace.model.content.query import ContentQuery
 from headrace.model.errors import (
     CorruptBatch,
     CorruptFile,
@@ -379,6 +380,12 @@ def test_what_is_old_and_not_archived_is_open() -> None:
     assert bounds.open_ranges(info(0, 100), partition_archives, {0: 40}) == {}
     with pytest.raises(InvalidArgument, match="has lost messages"):
         bounds.open_ranges(info(0, 30), partition_archives, {0: 30})
+
+
+def test_views_are_not_archived() -> None:
+    view = TopicSettings(view_of="source", view_query=ContentQuery(regex="a"))
+    assert bounds.archive_refusal(TopicInfo("orders", 7, 0, TopicSettings().as_dict())) is None
+    assert "archive its source, source" in (bounds.archive_refusal(TopicInfo("view", 8, 0, view.as_dict())) or "")
 
 
 def test_much_is_archived_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:

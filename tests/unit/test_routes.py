@@ -298,6 +298,27 @@ def test_a_target_is_deleted_and_made_again(tmp_path: Path) -> None:
     }
 
 
+def test_a_target_is_deleted_before_it_is_synced(tmp_path: Path) -> None:
+    """The forwarder does not wait for it any more."""
+    bench = Workbench(str(tmp_path / "data"))
+    add(bench, "all", "out", "other", all=True)
+    publish(bench, b"0")
+    bench.syncing_later = True
+    bench.begin(Publish("in", 0), bench.batch([b"1"]).data)
+    out = bench.broker._topics.active(bench.broker._topics.get("out"), 0)
+    while out.partition.next_offset < 2:
+        assert bench.step(), "nothing was forwarded"
+    bench.begin(TopicDelete("out"))
+    bench.run()
+    for number in range(2, 6):
+        bench.begin(Publish("in", 0), bench.batch([b"%d" % number]).data)
+        bench.run()
+    assert bench.values("other") == [b"%d" % number for number in range(6)]
+    bench.tick(2.0)
+    source = bench.broker._topics.get("in")
+    assert bench.broker._routes.consumed_offset(source, 0) == 6
+
+
 def test_a_deleted_source_takes_its_routes_with_it(tmp_path: Path) -> None:
     bench = Workbench(str(tmp_path / "data"))
     add(bench, "all", "out", all=True)

@@ -40,6 +40,8 @@ def archive_refusal(info: TopicInfo) -> str | None:
     settings = topic_settings(info.settings)
     if parse_topic(info.topic).topic.startswith(SYSTEM_PREFIX):
         return "it is a system topic, whose readers need all of its log"
+    if settings.view_of is not None:
+        return f"it is a virtual topic (view), which stores nothing: archive its source, {settings.view_of}"
     if settings.storage is not Storage.DISK:
         return f"it is kept in memory ({settings.storage.value}): after a restart its offsets begin anew"
     if settings.compact_by_key:
