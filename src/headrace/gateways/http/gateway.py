@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
+from typing import Any
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -133,7 +134,7 @@ class HttpGateway:
 
     def descriptors(self) -> list[int]:
         """The file descriptors of all sockets."""
-        sockets = [one for server in self._servers for one in server.sockets]
+        sockets: list[Any] = [one for server in self._servers for one in server.sockets]
         sockets += [connection.transport.get_extra_info("socket") for connection in self.connections]
         return [one.fileno() for one in sockets if one is not None]  # None: it is being closed
 
