@@ -80,6 +80,7 @@ NEEDS_BROKER = [
 ]
 _GIVEN = {
     "when": "@daily",
+    "level": "debug",
     "id": "orders/0/0",
     "query": "select 1",
     "file": "pipeline.py",
@@ -92,6 +93,8 @@ _REQUIRED = {
     "queue alter": ["--lease-seconds", "5"],
     "timeline add": ["--in", "1h"],
     "timeline move": ["--in", "1h"],
+    "respond": ["--value", "x"],
+    "route add": ["--all", "--to", "y"],
 }
 
 

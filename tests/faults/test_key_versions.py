@@ -39,8 +39,8 @@ class VersionsOnAFaultyDisk(RuleBasedStateMachine):
 
     @rule(key=KEY, count=st.integers(1, 20), apart=APART, numbered=st.booleans(), answered=st.booleans())
     def publish(self, key: bytes, count: int, apart: int | None, numbered: bool, answered: bool) -> None:
-        expected = self.expected(key, apart)
         crashes = self.books.crashes
+        expected = self.expected(key, apart)
         attempt = self.books.publish(key, count, expected, numbered=numbered)
         if answered:
             self.books.run()

@@ -32,6 +32,18 @@ TOPIC: dict[str, list[dict[str, Any]]] = {
     "durability": [{"durability": "written"}, {"durability": "synced"}],
     "compression": [{"compression": "lz4"}],
     "memory_bytes": [{"memory_bytes": 128 << 20}],
+    "middleware": [
+        {"middleware": [{"name": "enrich", "fields": ["client"]}]},
+        {
+            "middleware": [
+                {"name": "compress", "codec": "lz4"},
+                {"name": "redact", "fields": ["$.a"], "when": "deliver"},
+            ]
+        },
+        {"middleware": []},
+    ],
+    "middleware_seconds": [{"middleware_seconds": 3.0}],
+    "key_versions": [],  # not possible with the retention set above
     "view_of": [],
     "view_query": [],
 }

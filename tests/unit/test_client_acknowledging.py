@@ -79,7 +79,7 @@ class Wire:
         """Push messages to whom has a standing request."""
         self.leases[number].lease_delivered(LeaseDelivery(number, leased.portions, len(body)), body)
 
-    async def request(self, head: Any, **_: Any) -> Any:
+    async def request(self, head: Any, _body: bytes = b"", **_: Any) -> Any:
         self.repeated.append(head)
         if isinstance(self.repeat_answer, Exception):
             raise self.repeat_answer

@@ -248,6 +248,8 @@ def test_names_that_cannot_be_used(bus: headrace.Bus, name: str, bad: Any) -> No
 @pytest.mark.parametrize("bad", [1, None, b"t", [], {}], ids=repr)
 @pytest.mark.parametrize("name", WRONG_TYPES)
 def test_a_wrong_type_does_not_end_the_connection(bus: headrace.Bus, name: str, bad: Any) -> None:
+    if bad is None and name in ("publish", "publish_many"):
+        pytest.skip("without a topic it goes to the ingress")
     link = bus._broker.connection
     with pytest.raises(errors.InvalidArgument):
         WRONG_TYPES[name](bus, bad)

@@ -26,7 +26,7 @@ queue request reset_subscription routes schedule scheduled seek_group services s
 topics transaction trim_topic
 """
 PUBLIC = {
-    "App": "deliver every on run serves stop",
+    "App": "close deliver every on run serves stop task",
     "Bus": BUS,
     "Cursor": "close commit committed lag messages name offset seek tail",
     "Jobs": "close stop",

@@ -1,5 +1,6 @@
 """Routes: which messages they take, where these end up, and what a broker refuses."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from headrace.model.errors import (
     RouteExists,
     RouteLoop,
     RouteNotFound,
+    TopicIsView,
     TopicNotFound,
 )
 from headrace.model.headers import headers_from_pairs
@@ -296,6 +298,27 @@ def test_a_target_is_deleted_and_made_again(tmp_path: Path) -> None:
     }
 
 
+def test_a_target_is_deleted_before_it_is_synced(tmp_path: Path) -> None:
+    """The forwarder does not wait for it any more."""
+    bench = Workbench(str(tmp_path / "data"))
+    add(bench, "all", "out", "other", all=True)
+    publish(bench, b"0")
+    bench.syncing_later = True
+    bench.begin(Publish("in", 0), bench.batch([b"1"]).data)
+    out = bench.broker._topics.active(bench.broker._topics.get("out"), 0)
+    while out.partition.next_offset < 2:
+        assert bench.step(), "nothing was forwarded"
+    bench.begin(TopicDelete("out"))
+    bench.run()
+    for number in range(2, 6):
+        bench.begin(Publish("in", 0), bench.batch([b"%d" % number]).data)
+        bench.run()
+    assert bench.values("other") == [b"%d" % number for number in range(6)]
+    bench.tick(2.0)
+    source = bench.broker._topics.get("in")
+    assert bench.broker._routes.consumed_offset(source, 0) == 6
+
+
 def test_a_deleted_source_takes_its_routes_with_it(tmp_path: Path) -> None:
     bench = Workbench(str(tmp_path / "data"))
     add(bench, "all", "out", all=True)
@@ -472,6 +495,18 @@ def test_other_things_are_refused(bench: Workbench) -> None:
         bench.publish("in", [b"1"], producer=Producer(FORWARDER_MIN + 5, 0, 0))
 
 
+def test_virtual_topics_are_neither_sources_nor_targets(bench: Workbench) -> None:
+    bench.ask(TopicCreate("stored"))
+    bench.ask(TopicCreate("view", {"view_of": "stored", "view_query": {"regex": "a"}}))
+    for source, target, errors in (("in", "view", ""), ("view", "out", ""), ("in", "out", "view")):
+        with pytest.raises(TopicIsView, match="route"):
+            add(bench, "bad", target, source=source, all=True, error_topic=errors)
+    add(bench, "all", "out", all=True)
+    bench.ask(TopicDelete("out"))
+    with pytest.raises(InvalidArgument, match="routes write to out"):
+        bench.ask(TopicCreate("out", {"view_of": "stored", "view_query": {"regex": "a"}}))
+
+
 def test_targets_are_made_only_if_the_broker_may() -> None:
     bench = Workbench(settings=BrokerSettings(auto_create_topics=False))
     with pytest.raises(TopicNotFound):
@@ -545,6 +580,20 @@ def test_tenants_have_routes_and_an_ingress_of_their_own(bench: Workbench) -> No
         add(bench, "theft", "acme/europe", all=True)
     bench.ask(RouteRemove("eu"), session=acme)
     assert listed(bench).keys() == {"eu"}
+
+
+def test_observers_are_told_of_routes() -> None:
+    bench = Workbench(settings=BrokerSettings(record_events=True))
+    add(bench, "copy", "out", all=True)
+    bench.ask(RouteSet(RouteDefinition("copy", ["out"], source="in", key="a"), replace=True))
+    bench.ask(RouteRemove("copy"))
+    add(bench, "copy", "out", all=True)
+    bench.ask(TopicDelete("in"))
+    bench.tick(1.0)
+    told = [json.loads(value or b"") for value in bench.values("headrace.events")]
+    assert [one["action"] for one in told if one["kind"] == "route"] == [
+        *("created", "altered", "deleted", "created", "deleted")
+    ]
 
 
 # Explaining.

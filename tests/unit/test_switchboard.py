@@ -151,10 +151,12 @@ def test_subscriptions_end_with_their_session(bench: Workbench) -> None:
 
 def test_a_message_with_many_subscribers_goes_out_in_slices_and_in_order(bench: Workbench) -> None:
     many = Listener(bench, *["a"] * 1000)
-    late = Listener(bench, "b")
+    late, other = Listener(bench, "b"), Listener(bench, "b", tenant="other")
     first = bench.begin(SubjectPublish("a"), bench.batch([b"1"]).data)
     bench.begin(SubjectPublish("b"), bench.batch([b"2"]).data)
     bench.begin(SubjectPublish("a"), bench.batch([b"3"]).data)
+    bench.begin(SubjectPublish("b"), bench.batch([b"4"]).data, other.session)
+    assert other.values == [b"4"], "another tenant does not wait"
     assert 0 < len(many.pushed) < 1000
     assert late.pushed == [], "it waits behind those who were first"
     assert not first.resolved

@@ -3,11 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
 from itertools import chain
-from typing import Any
-
-from crc32c import crc32c
 
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.failure_log import FailureLog
@@ -15,20 +11,20 @@ from headrace.broker.middleware_chain import SiftedBatch
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.route_facts import RouteTargetBound
-from headrace.broker.route_slice import SliceReader, SourceSlice
-from headrace.broker.route_table import OVER_BUDGET, CompiledRoute, Decision
+from headrace.broker.route_slice import SliceReader
+from headrace.broker.route_table import OVER_BUDGET, CompiledRoute, RoutingDecision
+from headrace.broker.route_writer import SliceWriter, UndeliveredMessages, UnsyncedSlice, pick_messages
 from headrace.broker.routed_source import RoutedSource
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.turns import Turns
-from headrace.engines.api import forwarded_by, forwarder_id
-from headrace.model.batch import Batch, Columns, Producer, encode, message_sizes
-from headrace.model.codec import Codec
+from headrace.broker.views import check_stores
+from headrace.engines.api import forwarder_id
+from headrace.model.batch import Batch
 from headrace.model.errors import DiskFull, HeadraceError
 from headrace.model.headers import Headers, replaced_headers
-from headrace.model.limits import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX
+from headrace.model.limits import MESSAGE_BYTES_MAX
 from headrace.model.requests import TopicCreate
 from headrace.model.route_requests import ROUTE_PREFIX
-from headrace.model.topic import Compression
 
 logger = logging.getLogger("headrace.broker")
 
@@ -48,7 +44,6 @@ _REST_US_MAX = 200_000
 for so long; a full slice does not wait.
 """
 
-Marks = dict[tuple[int, int], int]
 Sift = Callable[[Topic, int, Batch, int], PendingAnswer[SiftedBatch]]
 """Passes a batch for a topic and partition through the topic's middleware."""
 
@@ -59,6 +54,10 @@ class ForwarderQueue:
     def __init__(self, turns: Turns, ports: Ports) -> None:
         self._turns = turns
         self.wake_at = ports.wake_at
+        self.timed: dict[RouteForwarder, None] = {}
+        """Those that wait for a time, or for a sync that may have failed."""
+        self.moved: dict[RoutedSource, None] = {}
+        """The sources of which more was forwarded and synced since positions were recorded."""
         self._waiting: deque[RouteForwarder] = deque()
         self._is_scheduled = False
 
@@ -73,6 +72,13 @@ class ForwarderQueue:
             forwarder.is_queued = True
             self._waiting.append(forwarder)
             self._schedule()
+
+    def tick(self, now_us: int) -> None:
+        """Let those go on for which the time has come."""
+        timed, self.timed = self.timed, {}
+        for forwarder in timed:
+            if forwarder.tick(now_us):
+                self.timed[forwarder] = None
 
     def _schedule(self) -> None:
         if not self._is_scheduled:
@@ -90,20 +96,6 @@ class ForwarderQueue:
                 break
         if self._waiting:
             self._schedule()
-
-
-class UndeliveredMessages:
-    """Messages that go to error topics, with the routes and the reasons."""
-
-    def __init__(self) -> None:
-        self.by_topic: dict[str, dict[int, list[tuple[str, str, str]]]] = {}
-        """By error topic and index: the names of routes and targets, and the reasons."""
-
-    def add(self, route: CompiledRoute, indexes: Sequence[int], target: str, reason: str) -> None:
-        """Add messages that a route did not carry to a target, or to any of them."""
-        found = self.by_topic.setdefault(route.error_topic, {})
-        for index in indexes:
-            found.setdefault(index, []).append((route.name, target, reason))
 
 
 class RouteForwarder:
@@ -146,7 +138,7 @@ class RouteForwarder:
         self._reader: SliceReader | None = None
         self._steps: Iterator[int] | None = None
         self._version = 0
-        self._unsynced: deque[_UnsyncedSlice] = deque()
+        self._unsynced: deque[UnsyncedSlice] = deque()
         self._retry_us = 0
         self._rest_us = 0
         """When the next slice may be forwarded, unless it is a full one."""
@@ -192,18 +184,26 @@ class RouteForwarder:
             if self._rest_us <= self._queue.now_us:
                 self._queue.add(self)
             else:
+                self._queue.timed[self] = None
                 self._queue.wake_at(self._rest_us)
 
-    def tick(self, now_us: int) -> None:
-        """Try again what has failed."""
+    def tick(self, now_us: int) -> bool:
+        """Try again what has failed, and go on after a rest; whether this is to be called again."""
         if self._retry_us and now_us >= self._retry_us:
             self._retry_us = 0
             self._queue.add(self)
         elif 0 < self._rest_us <= now_us:
             self._rest_us = 0
             self.plan()
-        for unsynced in self._unsynced:
+        self.sync_again()
+        return bool(self._retry_us or self._rest_us or self._unsynced) and not self._is_stopped
+
+    def sync_again(self) -> None:
+        """Have targets synced that could not be, and do not wait for those that were deleted."""
+        for unsynced in list(self._unsynced):
             unsynced.sync_again()
+        if self._unsynced and self._unsynced[0].is_synced:
+            self._on_synced()
 
     def run(self, now_us: int, cost_max: int) -> int:
         """Forward for about this cost; returns what it has taken."""
@@ -214,7 +214,7 @@ class RouteForwarder:
         try:
             if self._steps is None or self._version != self._source.version:
                 self._version = self._source.version
-                self._steps = self._forward(now_us)
+                self._steps, self._awaited = self._forward(now_us), None
             for cost in self._steps:
                 used += cost
                 if self._awaited is not None:
@@ -223,8 +223,9 @@ class RouteForwarder:
                     self._queue.add(self)
                     return used
         except Exception as error:  # noqa: BLE001 logged; other sources go on, and this one tries again
-            self._steps = None
+            self._steps = self._awaited = None
             self._retry_us = now_us + _RETRY_US
+            self._queue.timed[self] = None
             self.error = str(error)
             self._failures.note(key, error, "messages not forwarded; trying again  topic=%s partition=%s",
                                 self._source.topic, self.number)  # fmt: skip
@@ -260,19 +261,19 @@ class RouteForwarder:
             decision = yield from self._source.table.decide(found.columns, self._source.inactive(self.number, position))
             if decision.count < len(found.offsets):
                 found.cut(decision.count)
-            yield from self._write_all(_SliceWriter(self._id, found, now_us), decision, touched)
+            yield from self._write_all(SliceWriter(self._id, found, now_us), decision, touched)
         self.position = found.end
         reader.release(found.end)
         if self._source.changing:
             self._source.forget_passed()
         syncs_us = sum(target.partition.sync_latency_us for target in touched)
         self._rest_us = self._queue.now_us + syncs_us + min(_REST * syncs_us, _REST_US_MAX)
-        unsynced = _UnsyncedSlice(found.end, list(touched), self._on_synced)
+        unsynced = UnsyncedSlice(found.end, touched, self._on_synced)
         self._unsynced.append(unsynced)
         unsynced.wait()
 
     def _write_all(
-        self, writer: "_SliceWriter", decision: Decision, touched: dict[ActivePartition, None]
+        self, writer: SliceWriter, decision: RoutingDecision, touched: dict[ActivePartition, None]
     ) -> Iterator[int]:
         """Append the messages to their targets; those that cannot be delivered come last, to the error topics."""
         undelivered = UndeliveredMessages()
@@ -311,7 +312,7 @@ class RouteForwarder:
         for name, letters in undelivered.by_topic.items():
             yield from self._write_undelivered(name, letters, writer, touched)
 
-    def _write(self, topic: Topic, number: int, writer: "_SliceWriter", indexes: Sequence[int]) -> ActivePartition:
+    def _write(self, topic: Topic, number: int, writer: SliceWriter, indexes: Sequence[int]) -> ActivePartition:
         """Append messages to a partition, but for those that are there already."""
         active = self._topics.active(topic, number)
         missing = self._missing(active, writer, indexes)
@@ -324,7 +325,7 @@ class RouteForwarder:
         self,
         topic: Topic,
         number: int,
-        writer: "_SliceWriter",
+        writer: SliceWriter,
         indexes: Sequence[int],
         touched: dict[ActivePartition, None],
     ) -> Generator[int, None, dict[int, str]]:
@@ -345,7 +346,7 @@ class RouteForwarder:
         return refused
 
     def _sifted(
-        self, topic: Topic, number: int, writer: "_SliceWriter", indexes: Sequence[int]
+        self, topic: Topic, number: int, writer: SliceWriter, indexes: Sequence[int]
     ) -> Generator[int, None, SiftedBatch]:
         """Wait for the middleware of a topic."""
         yield _MESSAGE_COST * len(indexes)
@@ -366,7 +367,7 @@ class RouteForwarder:
         self,
         name: str,
         letters: dict[int, list[tuple[str, str, str]]],
-        writer: "_SliceWriter",
+        writer: SliceWriter,
         touched: dict[ActivePartition, None],
     ) -> Iterator[int]:
         """Append messages to an error topic, with headers that tell why they are there."""
@@ -378,7 +379,7 @@ class RouteForwarder:
         missing = self._missing(active, writer, sorted(letters))
         if missing:
             self._check(topic, active)
-            columns = _picked(writer.found.columns, missing)
+            columns = pick_messages(writer.found.columns, missing)
             given = columns.headers or [None] * len(missing)
             columns.headers = [
                 self._explained(headers, letters[index], writer.found.offsets[index])
@@ -391,7 +392,8 @@ class RouteForwarder:
     def _bound_error_topic(self, name: str, now_us: int) -> RouteTargetBound:
         bound = self._source.binding(name, self.number, self.position)
         if bound is None or not bound.topic_id:
-            self._topics.create(TopicCreate(name, {"message_bytes_max": MESSAGE_BYTES_MAX}, exist_ok=True), now_us)
+            given = TopicCreate(name, {"message_bytes_max": MESSAGE_BYTES_MAX}, exist_ok=True)
+            check_stores(name, self._topics.create(given, now_us).settings, "route to")
             bound = self._source.binding(name, self.number, self.position)
             assert bound is not None, "a topic that a route may write to is bound when it is created"
         return bound
@@ -413,7 +415,7 @@ class RouteForwarder:
             headers, {f"{ROUTE_PREFIX}{name}": text.encode() for name, text in told.items() if text}
         )
 
-    def _missing(self, active: ActivePartition, writer: "_SliceWriter", indexes: Sequence[int]) -> Sequence[int]:
+    def _missing(self, active: ActivePartition, writer: SliceWriter, indexes: Sequence[int]) -> Sequence[int]:
         """The messages that a partition does not have yet: after a crash it may have some of them."""
         there = active.partition.forwarded_before(self._id)
         if not active.partition.durable and self._active is not None:
@@ -436,6 +438,7 @@ class RouteForwarder:
         self._reader = SliceReader(active.delivered, self.name)
         if not active.partition.durable and self.position < active.partition.first_offset:
             self.position = self.synced_position = active.partition.first_offset  # the rest is gone since a restart
+            self._queue.moved[source] = None
 
     def _skip_removed(self, active: ActivePartition) -> None:
         """Go on with the first message there is, if retention or a trim has removed some before they were forwarded."""
@@ -449,117 +452,16 @@ class RouteForwarder:
         self.position = first_offset
         if not self._unsynced:
             self.synced_position = first_offset
+            self._queue.moved[self._source] = None
 
     def _on_synced(self) -> None:
         """Count slices as forwarded whose targets are synced, and forward what came meanwhile."""
-        while self._unsynced and not self._unsynced[0].waiting:
+        before = self.synced_position
+        while self._unsynced and self._unsynced[0].is_synced:
             self.synced_position = max(self.synced_position, self._unsynced.popleft().end)
-        if not self._unsynced:
+        if self.synced_position > before:
+            self._queue.moved[self._source] = None
+        if self._unsynced:
+            self._queue.timed[self] = None  # a sync may have failed
+        else:
             self.plan()
-
-
-class _UnsyncedSlice:
-    """A slice that was forwarded, until its targets are synced."""
-
-    def __init__(self, end: int, targets: list[ActivePartition], on_synced: Callable[[], None]) -> None:
-        self.end = end
-        self.waiting = len(targets)
-        self._targets = targets
-        self._failed: list[ActivePartition] = []
-        self._on_synced = on_synced
-
-    def wait(self) -> None:
-        """Have the targets synced, and call back."""
-        targets, self._targets = self._targets, []
-        for active in targets:
-            active.when_synced(partial(self._synced, active))
-        if not targets:
-            self._on_synced()
-
-    def sync_again(self) -> None:
-        """Have those targets synced that could not be."""
-        failed, self._failed = self._failed, []
-        for active in failed:
-            active.when_synced(partial(self._synced, active))
-
-    def _synced(self, active: ActivePartition, error: HeadraceError | None) -> None:
-        if error is not None and active.gone is None:
-            self._failed.append(active)
-            return
-        self.waiting -= 1
-        if not self.waiting:
-            self._on_synced()
-
-
-class _SliceWriter:
-    """Encodes messages of one slice; targets that get the same ones share the encoding."""
-
-    def __init__(self, forwarder: int, found: SourceSlice, now_us: int) -> None:
-        self.found = found
-        self.now_us = now_us
-        self._producer: Producer = forwarded_by(forwarder, found.end)
-        self._encoded: dict[tuple[Codec, Sequence[int] | None], Batch] = {}
-        self._hashes: list[int | None] | None = None
-        self._sizes: list[int] | None = None
-
-    def codec(self, topic: Topic) -> Codec:
-        """How a topic's batches are compressed: as the source's, unless the topic says otherwise."""
-        compression = topic.settings.compression
-        return self.found.codec if compression is Compression.PRODUCER else compression.codec
-
-    def encoded(self, indexes: Sequence[int], topic: Topic) -> Batch:
-        """A batch of these messages, with bytes of its own."""
-        codec = self.codec(topic)
-        everything = len(indexes) == len(self.found.offsets)
-        key = codec, None if everything else tuple(indexes)
-        batch = self._encoded.get(key)
-        if batch is None:
-            columns = self.found.columns if everything else _picked(self.found.columns, indexes)
-            batch = self._encoded[key] = self.encode(columns, codec)
-        return batch.copied()
-
-    def encode(self, columns: Columns, codec: Codec) -> Batch:
-        """A batch with the forwarder's stamp."""
-        return encode(columns, self.now_us, codec=codec, producer=self._producer, message_bytes_max=BATCH_BYTES_MAX)
-
-    def fitting(
-        self,
-        parts: Sequence[tuple[CompiledRoute, Sequence[int]]],
-        target: str,
-        bytes_max: int,
-        undelivered: UndeliveredMessages,
-    ) -> Generator[tuple[CompiledRoute, Sequence[int]], Any, None]:
-        """The parts without messages that are larger than a topic allows."""
-        if self._sizes is None:
-            self._sizes = message_sizes(self.found.columns)
-        sizes = self._sizes
-        for route, indexes in parts:
-            for index in indexes:
-                if sizes[index] > bytes_max:
-                    reason = f"the message has {sizes[index]} bytes, and {target} takes {bytes_max} at most"
-                    undelivered.add(route, [index], target, reason)
-            yield route, [index for index in indexes if sizes[index] <= bytes_max]
-
-    def by_partition(
-        self, indexes: Sequence[int], source_number: int, partitions: int
-    ) -> Iterator[tuple[int, Sequence[int]]]:
-        """Divide messages among a target's partitions: by key, and those without one by the source's partition."""
-        keys = self.found.columns.keys
-        if partitions == 1 or keys is None:
-            yield source_number % partitions, indexes
-            return
-        if self._hashes is None:
-            self._hashes = [None if key is None else crc32c(key) for key in keys]
-        hashes, divided = self._hashes, dict[int, list[int]]()
-        for index in indexes:
-            found = hashes[index]
-            number = (source_number if found is None else found) % partitions
-            divided.setdefault(number, []).append(index)
-        yield from divided.items()
-
-
-def _picked(columns: Columns, indexes: Sequence[int]) -> Columns:
-    """The messages at these indexes."""
-    picked = columns.picked(indexes, range(len(columns.values)))
-    picked.places = None
-    return picked

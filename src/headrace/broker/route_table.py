@@ -54,7 +54,7 @@ class CompiledRoute:
 Taken = tuple[CompiledRoute, ...]
 
 
-class Decision:
+class RoutingDecision:
     """Which routes the messages of a slice take."""
 
     __slots__ = ("count", "failed", "groups")
@@ -123,9 +123,9 @@ class RouteTable:
         """Whether a route by key or pattern takes messages with a subject."""
         return subject in self._by_key or bool(len(self._patterns) and self._patterns.match(subject))
 
-    def decide(self, columns: Columns, inactive: set[CompiledRoute]) -> Generator[int, None, Decision]:
-        """Find the routes of all messages; yields the cost so far from time to time, and returns a Decision."""
-        decision = Decision(len(columns.values))
+    def decide(self, columns: Columns, inactive: set[CompiledRoute]) -> Generator[int, None, RoutingDecision]:
+        """Find the routes of all messages; yields the cost so far from time to time, and returns a RoutingDecision."""
+        decision = RoutingDecision(len(columns.values))
         added: dict[int, list[CompiledRoute]] = {}
         if self._content:
             yield from self._search_content(columns, inactive, decision, added)
@@ -151,7 +151,7 @@ class RouteTable:
         self,
         columns: Columns,
         inactive: set[CompiledRoute],
-        decision: Decision,
+        decision: RoutingDecision,
         added: dict[int, list[CompiledRoute]],
     ) -> Generator[int, None, None]:
         """Ask all content queries; as many messages are decided about as the slowest query gets to."""

@@ -91,7 +91,7 @@ class RouteRegistry:
                 self._state.forget_topic(state.source_id)
                 continue
             self._restore(topic, state)
-        topics.companions.append(self._bindings_of)
+        topics.companions.connect(self._bindings_of)
         topics.changed.connect(self._topic_changed)
         topics.altered.connect(self._topic_altered)
 
@@ -110,8 +110,8 @@ class RouteRegistry:
         for fact in state.routes.values():
             if self._state.by_name.get(fact.definition.name) is fact:
                 self._graph.add(str(topic), target_names(fact.definition))
-        changed = self._rebindings(source.state, [name for fact in state.routes.values() for name in
-                                                  target_names(fact.definition)])  # fmt: skip
+        names = [name for fact in state.routes.values() for name in target_names(fact.definition)]
+        changed = self._rebindings(source.state, names)
         if changed:  # only after a repair: changes of topics are recorded together with what names mean
             self._ledger.record(self._ledger.now_us, *changed)
         source.start()
@@ -265,9 +265,7 @@ class RouteRegistry:
 
     def tick(self, now_us: int) -> None:
         """Try again what failed, and record how far messages are forwarded."""
-        for source in list(self._sources.values()):
-            for forwarder in source.forwarders.values():
-                forwarder.tick(now_us)
+        self._queue.tick(now_us)
         if now_us >= self._advance_us:
             self._advance_us = now_us + _ADVANCE_US
             self.record_positions(now_us)
@@ -275,7 +273,10 @@ class RouteRegistry:
     def record_positions(self, now_us: int) -> None:
         """Record how far messages are forwarded and synced."""
         facts: list[AnyFact] = []
-        for source in self._sources.values():
+        sources, self._queue.moved = self._queue.moved, {}
+        for source in sources:
+            if self._sources.get(source.topic.id) is not source:
+                continue
             before = source.state.positions
             moved = {
                 number: forwarder.synced_position
@@ -289,8 +290,9 @@ class RouteRegistry:
                 self._ledger.record(now_us, *facts)
                 self._ledger.failures.worked("routes")
             except HeadraceError as error:
+                self._queue.moved |= sources
                 self._ledger.failures.note("routes", error, "positions of routes not recorded; trying again")
-            for source in list(self._sources.values()):
+            for source in sources:
                 self._forget_unused(source)
 
     # Topics that change.
@@ -311,7 +313,7 @@ class RouteRegistry:
             is_new = settings is not None and (not state.bindings.get(name) or now_missing)
             # Messages that were forwarded keep their place; those that a missing error topic waits for get it.
             since = self._positions(source) if settings is None or (is_new and not is_target) else None
-            fact = _bound(source_id, name, topic_id, settings, since or self._ends(source.topic))
+            fact = _bound(source_id, name, topic_id, settings, since or self._known_ends(source))
             if not state.bindings.get(name) or not state.bindings[name][-1].binds_like(fact):
                 facts.append(fact)
         return facts
@@ -324,11 +326,11 @@ class RouteRegistry:
         for name in dict.fromkeys(names):
             topic = self._topics.find(name)
             settings = None if topic is None else topic.settings
-            fact = _bound(state.source_id, name, 0 if topic is None else topic.id, settings, since or {})
+            topic_id = 0 if topic is None else topic.id
+            fact = _bound(state.source_id, name, topic_id, settings, since or dict(state.positions))
             last = state.bindings.get(name, [])[-1:]
-            if (last and not last[0].binds_like(fact)) or (not last and topic is not None):
-                facts.append(fact if since is not None else _bound(
-                    state.source_id, name, fact.topic_id, settings, dict(state.positions)))  # fmt: skip
+            if (last and not last[0].binds_like(fact)) or (not last and fact.topic_id):
+                facts.append(fact)
         return facts
 
     def _topic_changed(self, topic: Topic, now_us: int) -> None:
@@ -347,7 +349,7 @@ class RouteRegistry:
                         self._graph.remove(str(topic), target_names(route.definition))
                         self.changed(route.definition, "deleted", now_us)
                 del self._sources[topic.id]
-        self._topic_altered(topic, 0)
+        self._topic_altered(topic, now_us)
 
     def _topic_altered(self, topic: Topic, _: int) -> None:
         """What a name means may have changed: the sources that use it begin their slices anew, once that is synced."""
@@ -393,6 +395,13 @@ class RouteRegistry:
             ends[active.number] = active.partition.next_offset
         return ends
 
+    def _known_ends(self, source: RoutedSource) -> OffsetsByPartition:
+        """The same for a source, of which as far as it is known if it cannot be opened."""
+        try:
+            return self._ends(source.topic)
+        except (HeadraceError, OSError):  # logged where the forwarders try to open it
+            return {number: source.state.known_end(number) for number in source.forwarders}
+
     def _positions(self, source: RoutedSource) -> OffsetsByPartition:
         return {number: forwarder.position for number, forwarder in source.forwarders.items()}
 
@@ -417,6 +426,6 @@ class RouteRegistry:
 def _bound(
     source_id: int, name: str, topic_id: int, settings: TopicSettings | None, since: OffsetsByPartition
 ) -> RouteTargetBound:
-    if settings is None:
+    if settings is None or settings.view_of is not None:  # a view stores nothing
         return RouteTargetBound(source_id, name, since)
     return RouteTargetBound(source_id, name, since, topic_id, settings.partitions, settings.message_bytes_max)

@@ -1,9 +1,10 @@
-"""Signals: a component announces an event without knowing who listens."""
+"""Signals and inquiries: a component announces an event, or asks about one, without knowing who listens."""
 
-from collections.abc import Callable
-from typing import Generic, ParamSpec
+from collections.abc import Callable, Iterable
+from typing import Generic, ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
+Item = TypeVar("Item")
 
 
 class Signal(Generic[Arguments]):
@@ -27,3 +28,25 @@ class Signal(Generic[Arguments]):
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
         for listener in self._listeners:
             listener(*args, **kwargs)
+
+
+class Inquiry(Generic[Arguments, Item]):
+    """Asks its listeners in the order in which they were connected, and returns all that they say.
+
+    >>> guests = Inquiry[[str], str]()
+    >>> guests.connect(lambda host: [f"{host}'s friend", f"{host}'s aunt"])
+    >>> guests("ann")
+    ["ann's friend", "ann's aunt"]
+    """
+
+    __slots__ = ("_listeners",)
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[Arguments, Iterable[Item]]] = []
+
+    def connect(self, listener: Callable[Arguments, Iterable[Item]]) -> None:
+        """Ask this one, too, from now on."""
+        self._listeners.append(listener)
+
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> list[Item]:
+        return [item for listener in self._listeners for item in listener(*args, **kwargs)]

@@ -85,6 +85,9 @@ class TenantSubjects:
         self.published = 0
         self.delivered = 0
         self.dropped = 0
+        self.backlog: deque[FanOut] = deque()
+        """Batches that wait until those before them have been sent to all their receivers."""
+        self.backlog_bytes = 0
 
     def add(self, subscription: LiveSubscriber) -> None:
         """Add a subscription."""
@@ -163,9 +166,6 @@ class Switchboard:
         self._number = 0
         self._count = 0
         """Subscriptions of all tenants."""
-        self._backlog: deque[FanOut] = deque()
-        """Batches that wait until those before them have been sent to all their receivers."""
-        self._backlog_bytes = 0
 
     def publish(
         self, session: Session, request: SubjectPublish, body: memoryview, now_us: int
@@ -175,12 +175,12 @@ class Switchboard:
         if is_own(subject):
             raise InvalidArgument(f"{shown(subject)} is one of the broker's own subjects: publish to one without '$'")
         batch = received(body)
-        if self._backlog_bytes > LIVE_BACKLOG_BYTES_MAX:
+        subjects = self._of(tenant) if tenant == session.tenant else self._tenants.get(tenant)
+        if subjects is not None and subjects.backlog_bytes > LIVE_BACKLOG_BYTES_MAX:
             raise Busy("too many messages to subjects wait for their delivery; publish again in a moment")
         stored = None
         if self._ingress is not None and self._ingress.takes(request.subject):
             stored = self._ingress.append(session, request.subject, batch.copied(), now_us)
-        subjects = self._of(tenant) if tenant == session.tenant else self._tenants.get(tenant)
         sent: PendingAnswer[int] | int = 0
         if subjects is not None:
             subjects.published += batch.count
@@ -203,7 +203,7 @@ class Switchboard:
         if not receivers:
             return 0
         count = len(columns.values)
-        if self._backlog_bytes > LIVE_BACKLOG_BYTES_MAX:
+        if subjects.backlog_bytes > LIVE_BACKLOG_BYTES_MAX:
             subjects.dropped += count * len(receivers)
             return 0
         batch = bytes(encode_detached_batch(columns, now_us))
@@ -296,24 +296,26 @@ class Switchboard:
 
     def _send(self, fan_out: FanOut) -> PendingAnswer[int] | int:
         """Send a batch now, or in slices, in the order of the calls; returns to how many."""
-        receivers = fan_out.receivers
-        if not self._backlog and len(receivers) <= _AT_ONCE:
+        subjects, receivers = fan_out.subjects, fan_out.receivers
+        if not subjects.backlog and len(receivers) <= _AT_ONCE:
             return _push_all(fan_out, receivers)
-        self._backlog_bytes += len(fan_out.batch)
-        self._backlog.append(fan_out)
-        if len(self._backlog) == 1:
-            in_slices(self._ports, self._send_backlog())
+        subjects.backlog_bytes += len(fan_out.batch)
+        subjects.backlog.append(fan_out)
+        if len(subjects.backlog) == 1:
+            in_slices(self._ports, _send_backlog(subjects))
         return fan_out.answer
 
-    def _send_backlog(self) -> Steps:
-        while self._backlog:
-            fan_out, sent = self._backlog[0], 0
-            for receivers in _parts(fan_out.receivers):
-                sent += _push_all(fan_out, receivers)
-                yield
-            self._backlog.popleft()
-            self._backlog_bytes -= len(fan_out.batch)
-            fan_out.answer.resolve(sent)
+
+def _send_backlog(subjects: TenantSubjects) -> Steps:
+    """Send what waits, in order; other tenants have their turns between two slices."""
+    while subjects.backlog:
+        fan_out, sent = subjects.backlog[0], 0
+        for receivers in _parts(fan_out.receivers):
+            sent += _push_all(fan_out, receivers)
+            yield
+        subjects.backlog.popleft()
+        subjects.backlog_bytes -= len(fan_out.batch)
+        fan_out.answer.resolve(sent)
 
 
 def _published(sent: PendingAnswer[int] | int, stored: PendingAnswer[Any] | None) -> PendingAnswer[SubjectPublished]:

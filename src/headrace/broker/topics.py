@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.reservation import Reservation
 from headrace.broker.settings import BrokerSettings
-from headrace.broker.signal import Signal
+from headrace.broker.signal import Inquiry, Signal
 from headrace.broker.topic_files import TopicFiles
 from headrace.broker.topic_middleware import TopicMiddleware
 from headrace.broker.views import ActiveView, ViewFactory, inherited, new_view_settings
@@ -113,10 +113,8 @@ class TopicRegistry:
         """Emitted when a topic is created, deleted or gets more partitions, with the time."""
         self.altered: Signal[Topic, int] = Signal()
         """Emitted when a topic's settings change, with the time."""
-        self.companions: list[Callable[[str, int, TopicSettings | None], Sequence[AnyFact]]] = []
-        """Return facts that are recorded together with a change of a topic: its name, its id, or 0 when it is deleted,
-        and its new settings.
-        """
+        self.companions: Inquiry[[str, int, TopicSettings | None], AnyFact] = Inquiry()
+        """Facts to record together with a change of a topic: given its name, id (0: it is deleted) and settings."""
         self._by_name: dict[TopicName, Topic] = {}
         self._by_text: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
@@ -231,7 +229,7 @@ class TopicRegistry:
             self._check_storage(settings)
         middleware = self._middleware.make(settings)  # first what may go wrong
         fact = TopicSet(self._ledger.state.topic_id + 1, str(name), now_us, settings.as_dict())
-        self._ledger.record(now_us, fact, *self._companions_of(str(name), fact.id, settings))
+        self._ledger.record(now_us, fact, *self.companions(str(name), fact.id, settings))
         topic = Topic(fact, settings)
         topic.middleware = middleware
         self._add(topic)
@@ -299,7 +297,7 @@ class TopicRegistry:
         facts = [
             TopicSet(each.id, str(each), each.created_us, given.as_dict(), each.revision + 1) for each, given in altered
         ]
-        self._ledger.record(now_us, *facts, *self._companions_of(str(topic), topic.id, settings))
+        self._ledger.record(now_us, *facts, *self.companions(str(topic), topic.id, settings))
         grown = settings.partitions > topic.settings.partitions
         topic.middleware = middleware
         for each, others in altered:
@@ -330,7 +328,7 @@ class TopicRegistry:
                 f"{topic} cannot be deleted while virtual topics read from it: delete {', '.join(views)} first",
                 views=views,
             )
-        self._ledger.record(now_us, TopicDeleted(topic.id), *self._companions_of(str(topic), 0, None))
+        self._ledger.record(now_us, TopicDeleted(topic.id), *self.companions(str(topic), 0, None))
         self._forget_view(topic)
         del self._by_name[topic.name], self._by_text[str(topic)], self.by_id[topic.id], self._counts[str(topic)]
         active_partitions, topic.active_partitions = topic.active_partitions, {}
@@ -338,10 +336,6 @@ class TopicRegistry:
             active.end()
         self.changed(topic, now_us)
         self._ledger.durably(Done()).then(partial(self._files.remove_once, topic.id, list(active_partitions.values())))
-
-    def _companions_of(self, name: str, topic_id: int, settings: TopicSettings | None) -> Iterator[AnyFact]:
-        for companions in self.companions:
-            yield from companions(name, topic_id, settings)
 
     def _forget_view(self, topic: Topic) -> None:
         source = self.find(topic.settings.view_of) if topic.settings.view_of is not None else None

@@ -587,8 +587,8 @@ class DeliveryRefused(HeadraceError):
     code = "delivery_refused"
     retryable = True
 
-    def __init__(self, text: str | None = None, *, retryable: bool = True) -> None:
-        super().__init__(text, retryable=retryable)
+    def __init__(self, text: str | None = None, *, retryable: bool = True, **details: Any) -> None:
+        super().__init__(text, retryable=retryable, **details)
         self.__dict__["retryable"] = retryable
 
 

@@ -41,7 +41,7 @@ LIVE_SUBSCRIPTIONS_IN_ALL_MAX = 1_000_000
 """Live subscriptions and responders of a broker, each."""
 
 LIVE_BACKLOG_BYTES_MAX = 64 << 20
-"""Messages to subjects that wait because those before them go to many subscribers, in all."""
+"""Messages to subjects of one tenant that wait because those before them go to many subscribers."""
 
 REQUESTS_OPEN_MAX = 768
 """Unanswered requests to subjects of one connection; fewer than a gateway takes requests before it stops reading."""

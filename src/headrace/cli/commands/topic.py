@@ -67,7 +67,7 @@ _ALTER = f"""\
 examples:
   headrace topic alter orders --retain-seconds 30d
   headrace topic alter orders --retain-bytes none --partitions 8
-  headrace topic alter orders --middleware middleware.json
+  headrace topic alter orders --middleware none
 
 {_VALUES}
 Works while the topic is in use. Settings that are not given do not change.

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
-Connection = TypeVar("Connection")
+DatabaseConnection = TypeVar("DatabaseConnection")
 
 CREATE_TABLE = """
 CREATE TABLE IF NOT EXISTS headrace_positions (
@@ -41,7 +41,7 @@ Positions = dict[tuple[str, int], StoredPosition]
 """By topic and partition."""
 
 
-class PositionStore(ABC, Generic[Connection]):
+class PositionStore(ABC, Generic[DatabaseConnection]):
     """A database with the tables of projections. A projection calls it from one thread at a time."""
 
     @abstractmethod
@@ -54,7 +54,7 @@ class PositionStore(ABC, Generic[Connection]):
         key: PositionKey,
         expected: StoredPosition | None,
         following: StoredPosition,
-        write: Callable[[Connection], object],
+        write: Callable[[DatabaseConnection], object],
     ) -> None:
         """Call `write` and store a position in one database transaction.
 
@@ -63,7 +63,7 @@ class PositionStore(ABC, Generic[Connection]):
         """
 
     @abstractmethod
-    def reset(self, projection: str, write: Callable[[Connection], object]) -> None:
+    def reset(self, projection: str, write: Callable[[DatabaseConnection], object]) -> None:
         """Call `write` and forget all positions of a projection in one database transaction."""
 
     @abstractmethod

@@ -34,6 +34,10 @@ class SubjectMessage(msgspec.Struct, frozen=True, gc=False):
 
         Raises:
             ValueError: if the value is not JSON.
+
+        Example:
+            >>> headrace.SubjectMessage("orders.paid", b'{"id": 17}', 0).json()
+            {'id': 17}
         """
         return msgspec.json.decode(self.value or b"null")
 
@@ -64,6 +68,11 @@ class IncomingRequest(msgspec.Struct, frozen=True, gc=False):
 
         Raises:
             ValueError: if the value is not JSON.
+
+        Example:
+            >>> @headrace.App(bus).serves("price.quote")
+            ... def quote(request):
+            ...     return {"item": request.json()["item"], "price": 4.2}
         """
         return msgspec.json.decode(self.value)
 
@@ -102,6 +111,10 @@ class Reply:
 
         Raises:
             ValueError: if the value is not JSON.
+
+        Example:
+            >>> headrace.Reply(b'{"price": 4.2}').json()
+            {'price': 4.2}
         """
         return msgspec.json.decode(self.value)
 

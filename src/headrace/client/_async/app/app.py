@@ -273,20 +273,8 @@ class AsyncApp:
         if calling is not None:
             await calling.close()
 
-    async def publishing_bus(self) -> AsyncBus:
-        """Return the bus with which tasks are called: the app's, or a connection of its own, made on first use.
-
-        Returns:
-            The bus; `close` closes a connection of its own.
-
-        Raises:
-            ConnectionFailed: if the broker cannot be reached.
-
-        Example:
-            >>> app = headrace.AsyncApp(bus)
-            >>> await app.publishing_bus() is bus
-            True
-        """
+    async def _publishing_bus(self) -> AsyncBus:
+        """The bus with which tasks are called: the app's, or a connection of its own, made on first use."""
         if isinstance(self._bus, AsyncBus):
             return self._bus
         async with self._calling_lock:

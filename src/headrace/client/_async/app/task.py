@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class AsyncTaskCaller(Protocol):
     """Has the bus with which tasks are called: the app."""
 
-    async def publishing_bus(self) -> "AsyncBus":
+    async def _publishing_bus(self) -> "AsyncBus":
         """The bus."""
 
 
@@ -102,4 +102,4 @@ class AsyncAppTask:
             0
         """
         value = encode_call(self.name, args, kwargs or {})
-        return await (await self._caller.publishing_bus()).publish(self.topic, value, reply=True, **options)
+        return await (await self._caller._publishing_bus()).publish(self.topic, value, reply=True, **options)

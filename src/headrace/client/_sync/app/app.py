@@ -273,20 +273,8 @@ class App:
         if calling is not None:
             calling.close()
 
-    def publishing_bus(self) -> Bus:
-        """Return the bus with which tasks are called: the app's, or a connection of its own, made on first use.
-
-        Returns:
-            The bus; `close` closes a connection of its own.
-
-        Raises:
-            ConnectionFailed: if the broker cannot be reached.
-
-        Example:
-            >>> app = headrace.App(bus)
-            >>> app.publishing_bus() is bus
-            True
-        """
+    def _publishing_bus(self) -> Bus:
+        """The bus with which tasks are called: the app's, or a connection of its own, made on first use."""
         if isinstance(self._bus, Bus):
             return self._bus
         with self._calling_lock:

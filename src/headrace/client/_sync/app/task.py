@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class TaskCaller(Protocol):
     """Has the bus with which tasks are called: the app."""
 
-    def publishing_bus(self) -> "Bus":
+    def _publishing_bus(self) -> "Bus":
         """The bus."""
 
 
@@ -102,4 +102,4 @@ class AppTask:
             0
         """
         value = encode_call(self.name, args, kwargs or {})
-        return (self._caller.publishing_bus()).publish(self.topic, value, reply=True, **options)
+        return (self._caller._publishing_bus()).publish(self.topic, value, reply=True, **options)
