@@ -115,7 +115,7 @@ class Reader:
 
     def read(self, name: str, page: str) -> None:
         """Do all that the page shows; an AssertionError says in which line it is wrong."""
-        shown = [each._replace(text=self._here(each.text)) for each in blocks(page)]
+        shown = [each._replace(text=self.here(each.text)) for each in blocks(page)]
         for block, following in zip(shown, [*shown[1:], None], strict=True):
             where = f"{name}, line {block.line}"
             if block.title:
@@ -162,7 +162,8 @@ class Reader:
         for process in self._running:
             assert process.wait(READY_S) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
-    def _here(self, text: str) -> str:
+    def here(self, text: str) -> str:
+        """A text of the page with the addresses of this reader's broker."""
         return text.replace(USUAL_ADDRESS, self._address).replace(USUAL_HTTP_ADDRESS, self._http_address)
 
     def _python(self, where: str, block: Block, printed: str | None) -> None:

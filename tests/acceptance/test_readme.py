@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.commands import run_command
 from tests.known import ENVIRONMENT
-from tests.pages import ROOT, blocks, links, reader
+from tests.pages import ROOT, USUAL_HTTP_ADDRESS, blocks, links, reader
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ON_SPARK = README.partition("## On Spark\n")[2].partition("\n## ")[0]
@@ -21,7 +21,8 @@ def test_the_tour(tmp_path: Path) -> None:
     assert serve.startswith("bin/headrace serve")
     assert test.split()[0] == "bin/test"
     with reader(tmp_path) as reading:
-        reading.start(serve, serve.partition("#")[0])
+        command = f"{serve.partition('#')[0]} --http-address {USUAL_HTTP_ADDRESS}"  # the default without HEADRACE_PORT
+        reading.start(serve, reading.here(command))
         reading.read("README.md", README.replace(first.text, "").replace(ON_SPARK, ""))
 
 
