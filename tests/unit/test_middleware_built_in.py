@@ -214,6 +214,22 @@ def test_redact_keeps_hidden_what_repeats() -> None:
     assert made.headers[0].pairs() == [("t", b"***"), ("u", b"2"), ("t", b"***")]
 
 
+REPEATED = [
+    ("$.a.card", b'{"a":{"card":"SECRET"},"a":1}', b'{"a":1}'),
+    ("$.p[*].name", b'{"p":[{"name":"SECRET"}], "p":[]}', b'{"p":[]}'),
+    ("$.a.card", b'{"a":{"card":"SECRET"},"\\u0061":[1.50]}', b'{"a":[1.5]}'),
+    ("$[*].a.card", b'[{"a":{"card":"SECRET"},"a":1}]', b'[{"a":1}]'),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "left"), REPEATED)
+def test_repeated_names_do_not_get_past_redaction(path: str, value: bytes, left: bytes) -> None:
+    at_publish: Any = make_redact({"fields": [path]})
+    at_delivery: Any = make_redact({"fields": [path], "when": "deliver"})
+    assert at_publish.on_publish(Columns([value]), CONTEXT).values == [left]
+    assert at_delivery.on_deliver(Columns([value]), CONTEXT).values == [left]
+
+
 @pytest.mark.parametrize("path", ["card", "$", "$.", "$..a", "$.a[", "$.a[-1]", "$[?@.a]", 3, "$" + ".a" * 40])
 def test_redact_refuses_other_paths(path: Any) -> None:
     with pytest.raises(InvalidArgument, match="is no path"):
@@ -336,6 +352,23 @@ def test_transform_refuses_or_buries_what_it_cannot_transform() -> None:
     bench.ask(TopicCreate("events", {"middleware": [entry]}))
     with pytest.raises(MessageRefused, match="specversion is missing"):
         bench.publish("events", [b'{"id":"1"}'])
+
+
+def test_reasons_are_in_plain_words() -> None:
+    unreadable = [b"1e999", b'"\\ud800"', b"9" * 5000, b'{"a":"\\udc00 "}']
+    told = "the value has a number or a character that cannot be represented"
+    schema = SchemaMiddleware({"schema": True})
+    assert set(reasons_of(schema.on_publish(Columns(unreadable), CONTEXT)).values()) == {told}
+    none = [b"{", b"[NaN]", b"\xff", b"[" * 100_000 + b"]" * 100_000]
+    reasons = ["the value is not JSON"] * 3 + ["the value is nested too deeply"]
+    assert list(reasons_of(schema.on_publish(Columns(none), CONTEXT)).values()) == reasons
+    to_msgpack: Any = make_transform({"from": "json", "to": "msgpack"})
+    other = "the value has something that the other format cannot represent"
+    assert reasons_of(to_msgpack.on_publish(Columns([str(1 << 70).encode()]), CONTEXT)) == {0: other}
+    to_json: Any = make_transform({"from": "msgpack", "to": "json"})
+    packed = [b"\xc1", b"\x91" * 5000, msgspec.msgpack.encode({None: 1})]
+    wanted = ["the value is not MessagePack", "the value is nested too deeply", other]
+    assert list(reasons_of(to_json.on_publish(Columns(packed), CONTEXT)).values()) == wanted
 
 
 # split and combine

@@ -1,5 +1,6 @@
 """JSON in the values of messages, as several middleware read it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,11 @@ encode_json = msgspec.json.Encoder().encode
 
 
 class NotJson(ValueError):
-    """A value is no JSON; the text never repeats it."""
+    """A value is no JSON, or has what cannot be represented; the text never repeats it."""
+
+
+class _RepeatedName(Exception):
+    """An object of a JSON text has two members of one name."""
 
 
 def decode_json(value: bytes | None) -> Any:
@@ -25,7 +30,42 @@ def decode_json(value: bytes | None) -> Any:
     try:
         return _decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise NotJson("the value is not JSON") from error
+        raise NotJson(_problem(value, error)) from error
+
+
+def may_repeat_names(value: bytes) -> bool:
+    """Whether an object in a JSON value has two members of one name, of which a decoder shows only the last.
+
+    >>> may_repeat_names(b'{"a": 1, "b": {"a": 2}}'), may_repeat_names(b'{"a": 1, "\\\\u0061": 2}')
+    (False, True)
+    """
+    try:
+        json.loads(value.decode(), object_pairs_hook=_check_names, parse_int=len, parse_float=len)
+    except (_RepeatedName, ValueError, RecursionError):
+        return True
+    return False
+
+
+def _check_names(members: list[tuple[str, Any]]) -> None:
+    if len(dict(members)) < len(members):
+        raise _RepeatedName
+
+
+def _problem(value: bytes, error: Exception) -> str:
+    """Why a value cannot be decoded."""
+    try:
+        json.loads(value.decode(), parse_int=len, parse_float=len, parse_constant=_refuse_constant)
+    except RecursionError:
+        return "the value is nested too deeply"
+    except ValueError:
+        return "the value is not JSON"
+    if isinstance(error, RecursionError):
+        return "the value is nested too deeply"
+    return "the value has a number or a character that cannot be represented"
+
+
+def _refuse_constant(_: str) -> None:
+    raise ValueError  # NaN and infinity, which Python takes for JSON
 
 
 def on_invalid(options: Mapping[str, Any]) -> bool:

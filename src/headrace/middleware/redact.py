@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.middleware.json_values import NotJson, decode_json, encode_json, on_invalid
+from headrace.middleware.json_values import NotJson, decode_json, encode_json, may_repeat_names, on_invalid
 from headrace.model.batch import Columns
 from headrace.model.errors import InvalidArgument
 from headrace.model.headers import Headers, header_pairs, headers_from_pairs
@@ -89,14 +89,18 @@ class _Redaction(Middleware):
         self.needs = (*(("values",) if fields else ()), *(("headers",) if headers else ()))
 
     def redact_value(self, value: bytes | None) -> bytes | None:
-        """The value without what the paths hide; as it is if they find nothing; raises NotJson."""
+        """The value without what the paths hide; as it is if they find nothing; raises NotJson.
+
+        Of members with the same name only the last is decoded: a value that has such is encoded again in any case.
+        """
         if value is None or not self._paths:
             return value
         content = decode_json(value)
         changed = False
         for path in self._paths:
             changed = self._hide(content, path) or changed
-        return encode_json(content) if changed else value
+        made = encode_json(content)
+        return value if not changed and (made == value or not may_repeat_names(value)) else made
 
     def redact_headers(self, columns: Columns) -> Sequence[Headers | None] | None:
         """The headers with those that are to be hidden replaced."""

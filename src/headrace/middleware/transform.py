@@ -73,10 +73,20 @@ class TransformAtPublish(Middleware):
             try:
                 values[index], headers[index] = self._transform(value, each)
             except _INVALID as error:
-                told = isinstance(error, NotJson | NotCloudEvent)
-                reasons[index] = str(error) if told else f"the value cannot be transformed: {type(error).__name__}"
+                reasons[index] = _reason(error)
         made = msgspec.structs.replace(columns, values=values, headers=headers)
         return RefusedMessages(reasons, self._dead_letter, made) if reasons else made
+
+
+def _reason(error: Exception) -> str:
+    """Why a value cannot be transformed, without its content."""
+    if isinstance(error, NotJson | NotCloudEvent):
+        return str(error)
+    if isinstance(error, RecursionError):
+        return "the value is nested too deeply"
+    if isinstance(error, msgspec.DecodeError):
+        return "the value is not MessagePack"
+    return "the value has something that the other format cannot represent"
 
 
 class TransformAtDelivery(Middleware):
