@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from headrace.middleware import API, Columns, MiddlewareContext, RefusedMessages
 from headrace.middleware.combine import CombineMiddleware
 from headrace.middleware.enrich import EnrichMiddleware
+from headrace.middleware.pattern_cost import pattern_cost
 from headrace.middleware.redact import make_redact, parse_path
 from headrace.middleware.schema import SchemaMiddleware
 from headrace.middleware.schema_cost import COST_MAX, schema_cost
@@ -147,6 +148,14 @@ def doubling(depth: int) -> dict[str, Any]:
         ({"$id": "http://example.com/a", "type": "object"}, "must not use \\$id"),
         ({"$dynamicRef": "#a"}, "must not use \\$dynamicRef"),
         ({"$schema": "http://json-schema.org/draft-04/schema#"}, "\\$schema is one of"),
+        ({"pattern": "^(([a-z]{1,30}){1,60})*x$"}, "patterns are too complex"),
+        ({"allOf": [{"pattern": f"[ab]{{{at}}}x"} for at in range(95, 107)]}, "patterns are too complex"),
+        ({"patternProperties": {"^(([a-z]{1,60}){1,10})*x$": True}}, "patterns are too complex"),
+        ({"propertyNames": {"pattern": "(?i)(([a-z]{1,60}){1,10})*x"}}, "patterns are too complex"),
+        ({"properties": {f"p{at}": {"pattern": f"^.{{{at}}}$"} for at in range(200, 215)}}, "patterns .* too large"),
+        ({"enum": [{"a": at} for at in range(1000)]}, "could take too long"),
+        ({"multipleOf": 1e-300}, "multipleOf must be from"),
+        ({"dependentRequired": {f"n{at}": ["x"] for at in range(5000)}}, "could take too long"),
         ({"type": "nothing"}, "no valid JSON Schema"),
         ({"pattern": "(a)\\1"}, "no valid JSON Schema"),
         ({"pattern": "(?=a)b"}, "no valid JSON Schema"),
@@ -168,13 +177,83 @@ def test_ordinary_schemas_cost_little() -> None:
         ]
     }
     for schema in (ORDER, tree, anything, {"enum": ["a", "b"]}, True, {"properties": {"$id": {"type": "string"}}}):
-        assert 1 <= schema_cost(schema) <= 10 < COST_MAX
+        assert 1 <= schema_cost(schema, len).cost <= 10 < COST_MAX
 
 
 def test_patterns_run_without_backtracking() -> None:
     evil = SchemaMiddleware({"schema": {"pattern": "^(a+)+$"}})
     value = b'"' + b"a" * 50_000 + b'!"'  # a backtracking engine would never end
     assert list(reasons_of(evil.on_publish(Columns([value]), CONTEXT))) == [0]
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"pattern": "^(([a-z]{1,60}){1,10})*x$"}, json.dumps("a" * 250_000)),
+        ({"items": {"pattern": "^(([a-z]{1,60}){1,10})*x$"}}, json.dumps(["a" * 250] * 100)),
+        ({"patternProperties": {"[ab]*a[ab]{100}x": True}}, json.dumps({"ab" * 1000: 1})),
+        ({"items": {"multipleOf": 0.01}}, json.dumps([1e300] * 10_000)),
+        ({"items": {"multipleOf": 0.01}}, json.dumps([10**300] * 10)),
+    ],
+)
+def test_values_that_could_take_too_long_are_refused_before_they_are_validated(schema: Any, value: str) -> None:
+    middleware = SchemaMiddleware({"schema": schema})
+    (reason,) = reasons_of(middleware.on_publish(Columns([value.encode()]), CONTEXT)).values()
+    assert "too large to validate" in reason
+
+
+def test_ordinary_patterns_and_numbers_are_validated_in_large_values() -> None:
+    mail = {"type": "string", "pattern": "^[^@]+@[^@]+$"}
+    name = {"type": "string", "pattern": "^[a-z0-9-]{1,63}$"}
+    order = {"items": {"properties": {"mail": mail, "name": name, "price": {"multipleOf": 0.01}}}}
+    middleware = SchemaMiddleware({"schema": order})
+    assert middleware.inline
+    rows = [{"mail": "ann@example.org", "name": "a-b", "price": 1.25}] * 500
+    values = [json.dumps(rows).encode(), json.dumps([*rows, {"name": "A"}]).encode()]
+    assert reasons_of(middleware.on_publish(Columns(values), CONTEXT)) == {
+        1: "the schema does not allow the value at /500/name: pattern"
+    }
+    dates = SchemaMiddleware({"schema": {"items": {"pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"}}})
+    assert reasons_of(dates.on_publish(Columns([json.dumps(["2026-11-18"] * 40_000).encode()]), CONTEXT)) == {}
+
+
+def test_patterns_that_take_long_are_not_matched_on_the_event_loop() -> None:
+    assert not SchemaMiddleware({"schema": {"pattern": "^(([a-z]{1,60}){1,10})*x$"}}).inline
+    assert not SchemaMiddleware({"schema": {"allOf": [{"type": "array"}] * 100}}).inline
+
+
+@pytest.mark.parametrize(
+    ("pattern", "width"),
+    [
+        ("^[A-Z]{2}[0-9]{6}$", 1),
+        ("^(?:ab|cd)+$", 2),
+        ("^.{1,255}$", 1),
+        ("[ab]*a[ab]{20}x", 23),
+        ("^a|b{9}", 10),
+        ("^(a?){30}$", 30),
+        ("^a{2,}(b{5})*c$", 7),
+        ("^(([a-z]{1,60}){1,10})*x$", 601),
+        (r"^\p{L}+$", 8),
+        (r"^[\w.-]+@(\w+\.)+\w{2,3}$", 7),
+    ],
+)
+def test_the_width_of_a_pattern_counts_what_repeats(pattern: str, width: int) -> None:
+    assert pattern_cost(pattern, len).width == width
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(?i)a", "[a&&b]", "[[a]b]", r"\x41", "a{,5}", "(?m)^a", "a**", "]", "(" * 60 + ")" * 60]
+)
+def test_other_patterns_are_measured(pattern: str) -> None:
+    assert pattern_cost(pattern, lambda _: 5_000) == (51, 5_000)
+
+
+def test_many_errors_are_not_gathered() -> None:
+    names = [f"n{at}" for at in range(300)]
+    schema = SchemaMiddleware({"schema": {"anyOf": [{"items": {"required": names}}, {"type": "string"}]}})
+    reasons = reasons_of(schema.on_publish(Columns([json.dumps([{}] * 5_000).encode(), b"[{}]"]), CONTEXT))
+    assert reasons[0] == "the schema does not allow the value"
+    assert reasons[1] == "the schema does not allow the value at its root: anyOf"
 
 
 def test_deep_values_are_refused_and_do_not_crash() -> None:

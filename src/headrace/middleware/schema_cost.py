@@ -2,20 +2,26 @@
 
 The *cost* of a schema is how often, at most, subschemas are applied to one place of a value, with all that applies to
 the same place added up: `allOf` twice the same doubles the work, and does so again at each level of a value if the
-schema refers to itself. A validator's work is at most the cost times the size of the value.
+schema refers to itself. A validator's work is at most the cost times the size of the value. The width of patterns
+(see pattern_cost) is added up in the same way.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from headrace.middleware.pattern_cost import PatternCost, pattern_cost
 from headrace.model.errors import InvalidArgument
 
 COST_MAX = 200
 """The highest cost of a schema."""
+WIDTH_MAX = 1_000
+"""The highest width of the patterns that apply to one place of a value."""
+_PROGRAM_BYTES_MAX = 2 << 20
+"""The compiled patterns of a schema, together."""
 _SUBSCHEMAS_MAX = 2_000
 _LEVELS_MAX = 64
 """Levels of a value after which the cost must not rise any more, or the schema is refused."""
-_WORK_MAX = 300_000
+_WORK_MAX = 600_000
 """Steps that the computation of a cost may take, so that it cannot stall its caller either."""
 _SAME_PLACE = ("allOf", "anyOf", "oneOf")
 _SAME_PLACE_ONE = ("not", "if", "then", "else")
@@ -29,27 +35,60 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 """Keywords whose values have names of the schema's own."""
 _ENUM_SHARE = 8
 """So many values of an `enum` count as one subschema."""
+_COMPARED_WEIGHT = 4
+"""What an object or array in an `enum`, `uniqueItems` and `format` count."""
+_PATTERN_WEIGHT, _MULTIPLE_WEIGHT, _FRACTION_WEIGHT = 4, 12, 40
+"""What a pattern counts besides its width, and what `multipleOf` counts for whole numbers and for others."""
+_MULTIPLE_MIN, _MULTIPLE_MAX = 1e-9, 1e15
 
 
-def schema_cost(schema: Any) -> int:
-    """The cost of a schema; raises InvalidArgument if it is higher than allowed.
+class SchemaCost(NamedTuple):
+    """What it costs to validate with a schema, at most."""
 
-    >>> schema_cost({"type": "object", "properties": {"a": {"allOf": [{"type": "string"}, {"minLength": 1}]}}})
-    3
+    cost: int
+    width: int
+    """The width of all patterns that apply to one place; patterns that are followed at one place only do not count."""
+    has_multiples: bool
+    """Whether the schema has `multipleOf`, which takes long for numbers with many digits or a large exponent."""
+    errors: int
+    """How many errors about one place may be gathered before the first is told; 0: only the first is made."""
+
+
+def schema_cost(schema: Any, measure: Callable[[str], int]) -> SchemaCost:
+    """The cost of a schema; raises InvalidArgument if it is higher than allowed. For `measure` see pattern_cost.
+
+    >>> schema_cost({"properties": {"a": {"allOf": [{"type": "string"}, {"pattern": "^[^@]+@[^@]+$"}]}}}, len)
+    SchemaCost(cost=7, width=3, has_multiples=False, errors=0)
     """
-    graph = _SchemaGraph(schema)
-    costs = dict.fromkeys(graph.nodes, 1)
+    graph = _SchemaGraph(schema, measure)
+    cost = _total(graph, {number: node.weight for number, node in graph.nodes.items()}, COST_MAX)
+    if cost is None:
+        raise InvalidArgument(
+            f"validating with this schema could take too long: more than {COST_MAX} subschemas may apply to one place "
+            "of a value, or more at each level; use fewer allOf, anyOf and $ref at the same place"
+        )
+    widths = {number: node.width for number, node in graph.nodes.items()}
+    width = _total(graph, widths, WIDTH_MAX) if any(widths.values()) else 0
+    if width is None:
+        raise InvalidArgument(
+            "validating with this schema could take too long: its patterns are too complex; use fewer repetitions "
+            "within repetitions, and smaller counts"
+        )
+    errors = cost + graph.required if graph.has_choices else 0
+    return SchemaCost(cost, width, graph.has_multiples, errors)
+
+
+def _total(graph: "_SchemaGraph", weights: Mapping[int, int], most: int) -> int | None:
+    """The weights that apply to one place of a value, added up; None if they are more than allowed."""
+    costs = dict(weights)
     for _ in range(_LEVELS_MAX):
-        risen = graph.next_level(costs)
-        if max(risen.values()) > COST_MAX:
-            break
+        risen = graph.next_level(costs, weights)
+        if max(risen.values()) > most:
+            return None
         if risen == costs:
             return costs[graph.root]
         costs = risen
-    raise InvalidArgument(
-        f"validating with this schema could take too long: more than {COST_MAX} subschemas may apply to one place of a "
-        "value, or more at each level; use fewer allOf, anyOf and $ref at the same place"
-    )
+    return None
 
 
 class _Subschema:
@@ -57,6 +96,7 @@ class _Subschema:
 
     def __init__(self) -> None:
         self.weight = 1
+        self.width = 0
         self.same: list[int] = []
         self.members: dict[str, int] = {}
         self.every_member: list[int] = []
@@ -83,7 +123,12 @@ class _Applied(NamedTuple):
 class _SchemaGraph:
     """The subschemas of a schema by number."""
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: Any, measure: Callable[[str], int]) -> None:
+        self.has_choices = self.has_multiples = False
+        self.required = 0
+        self._measure = measure
+        self._patterns: dict[str, PatternCost] = {}
+        self._program_bytes = 0
         self._schema = schema
         self._numbers: dict[int, int] = {}
         self.nodes: dict[int, _Subschema] = {}
@@ -95,14 +140,14 @@ class _SchemaGraph:
             self._look_at(*self._todo.pop())
         self._order = self._sorted()
 
-    def next_level(self, costs: Mapping[int, int]) -> dict[int, int]:
-        """The costs for values with one level more, of the costs of what is below."""
+    def next_level(self, costs: Mapping[int, int], weights: Mapping[int, int]) -> dict[int, int]:
+        """The costs for values with one level more, of the costs of what is below and the weights of all here."""
         applied: dict[int, _Applied] = {}
         for number in self._order:  # those at the same place first
             node = self.nodes[number]
             every = sum(costs[one] for one in node.every_member)
             total = _Applied(
-                node.weight,
+                weights[number],
                 {name: costs[one] + every for name, one in node.members.items()},
                 sum(costs[one] for one in node.other_members) + every,
                 max((costs[one] for one in node.items), default=0) + sum(costs[one] for one in node.every_item),
@@ -153,7 +198,7 @@ class _SchemaGraph:
 
     def _look_at(self, number: int, schema: dict[str, Any]) -> None:
         node = self.nodes[number]
-        node.weight += len(_list(schema.get("enum"))) // _ENUM_SHARE
+        self._weigh(node, schema)
         node.same = [self._number(part) for part in self._same_place(schema)]
         node.members = {name: self._number(part) for name, part in _dict(schema.get("properties")).items()}
         patterns = [self._number(part) for part in _dict(schema.get("patternProperties")).values()]
@@ -164,6 +209,39 @@ class _SchemaGraph:
         listed = [*_list(schema.get("prefixItems")), *(items if isinstance(items, list) else [items])]
         node.items = [self._number(part) for part in listed]
         node.every_item = [self._number(schema[name]) for name in _EVERY_ITEM if name in schema]
+
+    def _weigh(self, node: _Subschema, schema: dict[str, Any]) -> None:
+        """Count the keywords of a subschema that take long."""
+        allowed = _list(schema.get("enum"))
+        node.weight += len(allowed) // _ENUM_SHARE
+        node.weight += _COMPARED_WEIGHT * sum(isinstance(one, dict | list) for one in allowed)
+        node.weight += _COMPARED_WEIGHT * sum(name in schema for name in ("uniqueItems", "format"))
+        node.weight += len(_dict(schema.get("dependentRequired"))) + len(_dict(schema.get("dependencies")))
+        self.required += len(_list(schema.get("required")))
+        self.has_choices = self.has_choices or "anyOf" in schema or "oneOf" in schema
+        if isinstance(schema.get("pattern"), str):
+            self._add_pattern(node, schema["pattern"])
+        for pattern in _dict(schema.get("patternProperties")):
+            self._add_pattern(node, pattern)  # for the names' own schemas, and for those of the other names
+            self._add_pattern(node, pattern)
+        multiple = schema.get("multipleOf")
+        if isinstance(multiple, int | float) and not isinstance(multiple, bool) and multiple > 0:
+            if not _MULTIPLE_MIN <= multiple <= _MULTIPLE_MAX:
+                raise InvalidArgument(f"multipleOf must be from {_MULTIPLE_MIN:g} to {_MULTIPLE_MAX:g}")
+            self.has_multiples = True
+            node.weight += _MULTIPLE_WEIGHT if multiple == int(multiple) else _FRACTION_WEIGHT
+
+    def _add_pattern(self, node: _Subschema, pattern: str) -> None:
+        self._count(len(pattern))
+        found = self._patterns.get(pattern)
+        if found is None:
+            found = self._patterns[pattern] = pattern_cost(pattern, self._measure)
+            self._program_bytes += found.program_bytes
+            if self._program_bytes > _PROGRAM_BYTES_MAX:
+                text = "the patterns of the schema are too large: use smaller counts, or maxLength"
+                raise InvalidArgument(text)
+        node.weight += _PATTERN_WEIGHT
+        node.width += found.width if found.width > 1 else 0
 
     def _same_place(self, schema: dict[str, Any]) -> Iterator[Any]:
         for name in _SAME_PLACE:
