@@ -19,6 +19,7 @@ from headrace.middleware.schema import SchemaMiddleware
 from headrace.middleware.schema_cost import COST_MAX, schema_cost
 from headrace.middleware.split import SplitMiddleware
 from headrace.middleware.transform import json_to_msgpack, make_transform, msgpack_to_json
+from headrace.model.batch import Producer
 from headrace.model.cloudevents import NotCloudEvent, to_binary, to_structured
 from headrace.model.codec import Codec
 from headrace.model.errors import InvalidArgument, MessageRefused
@@ -501,7 +502,35 @@ def test_dead_letters_of_split_leave_gaps() -> None:
     entry = {"name": "split", "on_invalid": "dead_letter"}
     bench.ask(TopicCreate("orders", {"middleware": [entry]}))
     published = bench.publish("orders", [b"[1,2]", b"{}", b"[3]"])
-    assert (published.base_offset, published.stored) == (0, 4)
+    assert (published.base_offset, published.stored) == (0, 3)
     messages = [(one.offset, one.value) for batch in bench.batches("orders") for one in batch.messages()]
     assert messages == [(0, b"1"), (1, b"2"), (3, b"3")]
     assert bench.values("orders.dead") == [b"{}"]
+
+
+def test_dead_letters_do_not_count_as_stored_and_name_the_message_that_was_sent() -> None:
+    bench = Workbench()
+    entries: list[dict[str, Any]] = [{"name": "split"}, {"name": "schema", "schema": {"type": "integer"}}]
+    entries = [{**entry, "on_invalid": "dead_letter"} for entry in entries]
+    bench.ask(TopicCreate("orders", {"middleware": entries}))
+    stamp = Producer(99, 0, 0)
+    batch = [b'[1,"x",2]', b"nope", b"[3]"]
+    assert bench.publish("orders", batch, producer=stamp).stored == 3
+    again = bench.publish("orders", batch, producer=stamp)
+    assert (again.duplicate, again.stored) == (True, 3)
+    assert bench.values("orders") == [b"1", b"2", b"3"]
+    letters = [one for found in bench.batches("orders.dead") for one in found.messages()]
+    found = {one.value: (one.headers or {})["headrace-dead-index"] for one in letters}
+    assert found == {b"nope": b"1", b'"x"': b"1"}  # the first as sent, the second among those that split made
+    assert bench.publish("orders", [b'["y"]']).stored == 0
+
+
+def test_a_refused_batch_names_the_message_that_was_sent() -> None:
+    bench = Workbench()
+    bench.ask(TopicCreate("orders", {"middleware": [{"name": "split"}]}))
+    with pytest.raises(MessageRefused, match="refuses message 1 of the batch"):
+        bench.publish("orders", [b"[1,2,3]", b"nope"])
+    combine = CombineMiddleware({})
+    outcome = combine.on_publish(Columns([b"1", b"2", b"{"], keys=[b"k", b"k", b"k"]), CONTEXT)
+    assert isinstance(outcome, RefusedMessages)
+    assert (list(outcome.reasons), outcome.sources) == ([1], {1: 2})

@@ -35,7 +35,7 @@ class DeadMessages:
     middleware: str
     columns: Columns
     indexes: Sequence[int]
-    """Their indexes in the batch."""
+    """Their indexes in the batch; after middleware that changed the number of messages, among those that it made."""
     reasons: Sequence[str]
 
 
@@ -45,7 +45,7 @@ class ProcessedBatch:
 
     batch: Batch
     stored: int | None = None
-    """How many messages it has now, if a middleware may have changed that."""
+    """How many messages it has now, without dead letters, if a middleware may have changed that."""
     dead: list[DeadMessages] = field(default_factory=list)
 
     def refusal(self, topic: str) -> MessageRefused:
@@ -168,7 +168,7 @@ class _Passage:
             made = encode_with_holes(self._batch, columns, self._places, self._span, codec)
         else:
             made = self._rewriter.encoded(codec)
-        return ProcessedBatch(made, self._span if counted else None, self._dead)
+        return ProcessedBatch(made, len(self._places) if counted else None, self._dead)
 
     def sift(self, steps: Sequence[MiddlewareStep], codec: Codec) -> SiftedBatch:
         """Pass the batch through the steps without what they refuse; all of it, if one fails."""
@@ -189,31 +189,41 @@ class _Passage:
         else:
             refused = None
         columns = check_returned(step, outcome, self._rewriter.columns, self._context)
-        count = len(columns.values)
-        if count != len(self._places):
+        count, given = len(columns.values), self._places
+        if count != len(given):
             if not 0 < count <= BATCH_COUNT_MAX:
                 raise failure(step.name, self._context, f"returned {count} messages; 1 to {BATCH_COUNT_MAX} can be")
             self._places, self._span = range(count), count
         self._rewriter.columns = columns
         if refused is not None:
-            self._refuse(step, refused)
+            self._refuse(step, refused, given)
 
-    def _refuse(self, step: MiddlewareStep, refusal: RefusedMessages) -> None:
-        """Refuse the batch, or take messages out of it."""
+    def _refuse(self, step: MiddlewareStep, refusal: RefusedMessages, given: Sequence[int]) -> None:
+        """Refuse the batch, or take messages out of it; `given` is where the messages were that the step was given."""
         count = len(self._places)
         reasons = {index: str(reason)[:_REASON_CHARS_MAX] for index, reason in refusal.reasons.items()}
         if not reasons:
             return
         if not all(type(index) is int and 0 <= index < count for index in reasons):
             raise failure(step.name, self._context, "refused messages that are not in the batch")
-        by_place = {self._places[index]: reason for index, reason in sorted(reasons.items())}
+        sources = refusal.sources
+        if sources is None:
+            told = {index: self._places[index] for index in reasons}
+        elif all(type(at := sources.get(index)) is int and 0 <= at < len(given) for index in reasons):
+            told = {index: given[sources[index]] for index in reasons}
+        else:
+            raise failure(step.name, self._context, "refused messages of sources that are not in the batch")
         if not refusal.dead_letter and not self._sifts:
-            raise message_refused(self._context.topic, step.name, by_place)
+            raise message_refused(
+                self._context.topic, step.name, {told[index]: reasons[index] for index in sorted(reasons)}
+            )
         columns = self._rewriter.decode_all()
         if columns.timestamps is None:
             columns = msgspec.structs.replace(columns, timestamps=[self._batch.time_max] * count)
-        letters = _without_places(columns.picked(sorted(reasons), range(count)))
-        self._dead.append(DeadMessages(step.name, letters, list(by_place), list(by_place.values())))
+        dead = sorted(reasons)
+        letters = _without_places(columns.picked(dead, range(count)))
+        indexes, texts = [told[index] for index in dead], [reasons[index] for index in dead]
+        self._dead.append(DeadMessages(step.name, letters, indexes, texts))
         left = [index for index in range(count) if index not in reasons]
         self._rewriter.columns = _without_places(columns.picked(left, range(count)))
         self._places = [self._places[index] for index in left]

@@ -158,7 +158,7 @@ class PublishPipeline:
         """The answer to a batch that was appended before."""
         stored = None
         if topic.middleware is not None and topic.middleware.changes_count:
-            stored = 0 if repeated.base_offset == FORGOTTEN else active.partition.span_at(repeated.base_offset)
+            stored = 0 if repeated.base_offset == FORGOTTEN else active.partition.count_at(repeated.base_offset)
         return _counted(active.answer(repeated, active.check_publish(request)), stored)
 
     def _append(

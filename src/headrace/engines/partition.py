@@ -218,13 +218,13 @@ class Partition:
         base = self.producers.admit(batch.producer) if batch.producer_id else None
         return None if base is None else self._repeated(base, batch)
 
-    def span_at(self, base_offset: int) -> int:
-        """How many offsets the batch that begins at an offset covers; 0 if no batch begins there any more."""
+    def count_at(self, base_offset: int) -> int:
+        """How many messages the batch that begins at an offset has; 0 if no batch begins there any more."""
         try:
             batch = self.batch_at(base_offset)
         except (CorruptBatch, OffsetOutOfRange):
             return 0
-        return batch.span if batch.base_offset == base_offset else 0
+        return batch.count if batch.base_offset == base_offset else 0
 
     def has_committed(self, mark: int) -> bool:
         """Whether a batch of a committed transaction was appended already."""

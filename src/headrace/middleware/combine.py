@@ -40,5 +40,6 @@ class CombineMiddleware(Middleware):
                 values.append(columns.values[rows[0]])
             else:
                 values.append(b"[" + b",".join(columns.values[row] or b"" for row in rows) + b"]")
-        combined = repeated_rows(columns, [rows[0] for rows in groups.values()], values)
-        return outcome_of(combined, reasons, dead_letter=self._dead_letter)
+        firsts = [rows[0] for rows in groups.values()]
+        combined = repeated_rows(columns, firsts, values)
+        return outcome_of(combined, reasons, dead_letter=self._dead_letter, rows=firsts)

@@ -73,9 +73,14 @@ def on_invalid(options: Mapping[str, Any]) -> bool:
     return check_choice("on_invalid", options.get("on_invalid", "refuse"), ON_INVALID) == "dead_letter"
 
 
-def outcome_of(columns: Columns, reasons: Mapping[int, str], *, dead_letter: bool) -> Columns | RefusedMessages:
-    """The columns, or what is refused of them."""
-    return RefusedMessages(reasons, dead_letter, columns) if reasons else columns
+def outcome_of(
+    columns: Columns, reasons: Mapping[int, str], *, dead_letter: bool, rows: Sequence[int] | None = None
+) -> Columns | RefusedMessages:
+    """The columns, or what is refused of them; `rows` are those that they were made of, if they are others."""
+    if not reasons:
+        return columns
+    sources = None if rows is None else {index: rows[index] for index in reasons}
+    return RefusedMessages(reasons, dead_letter, columns, sources)
 
 
 def repeated_rows(columns: Columns, rows: Sequence[int], values: Sequence[bytes | None]) -> Columns:

@@ -50,7 +50,7 @@ class SplitMiddleware(Middleware):
                 reasons[len(values)] = str(error)
             values += parts
             rows += [row] * len(parts)
-        return outcome_of(repeated_rows(columns, rows, values), reasons, dead_letter=self._dead_letter)
+        return outcome_of(repeated_rows(columns, rows, values), reasons, dead_letter=self._dead_letter, rows=rows)
 
 
 def _split_array(value: bytes | None) -> list[bytes]:

@@ -45,6 +45,8 @@ class RefusedMessages(msgspec.Struct, frozen=True):
     """Store these messages as dead letters and the others as usual, instead of refusing the whole batch."""
     columns: Columns | None = None
     """All messages as they go on, with those that are refused still among them; None: unchanged."""
+    sources: Mapping[int, int] | None = None
+    """If the number of messages changed: of which message, as they were given, each that is refused was made."""
 
 
 class Middleware:

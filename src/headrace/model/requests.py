@@ -166,7 +166,8 @@ class Published(Answer):
     topic_id: int = 0
     """Id of the topic; a later topic of the same name has another."""
     stored: int | None = None
-    """How many messages the topic's middleware made of the batch, if it may make more or fewer; 0: not known."""
+    """How many messages were stored in the topic, if its middleware may make more or fewer; of a repeated batch those
+    that are left, or 0 if that is not known."""
 
 
 # Publishing and reading.
