@@ -208,7 +208,7 @@ def test_ordinary_patterns_and_numbers_are_validated_in_large_values() -> None:
     name = {"type": "string", "pattern": "^[a-z0-9-]{1,63}$"}
     order = {"items": {"properties": {"mail": mail, "name": name, "price": {"multipleOf": 0.01}}}}
     middleware = SchemaMiddleware({"schema": order})
-    assert middleware.inline
+    assert SchemaMiddleware({"schema": ORDER}).inline
     rows = [{"mail": "ann@example.org", "name": "a-b", "price": 1.25}] * 500
     values = [json.dumps(rows).encode(), json.dumps([*rows, {"name": "A"}]).encode()]
     assert reasons_of(middleware.on_publish(Columns(values), CONTEXT)) == {
@@ -221,6 +221,7 @@ def test_ordinary_patterns_and_numbers_are_validated_in_large_values() -> None:
 def test_patterns_that_take_long_are_not_matched_on_the_event_loop() -> None:
     assert not SchemaMiddleware({"schema": {"pattern": "^(([a-z]{1,60}){1,10})*x$"}}).inline
     assert not SchemaMiddleware({"schema": {"allOf": [{"type": "array"}] * 100}}).inline
+    assert not SchemaMiddleware({"schema": {"multipleOf": 0.01}}).inline
 
 
 @pytest.mark.parametrize(

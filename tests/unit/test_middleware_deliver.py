@@ -149,6 +149,8 @@ def test_a_message_for_which_middleware_fails_is_delivered_without_its_value(
     assert messages[0].headers == {"a": b"1"}
     assert len([one for one in caplog.records if "middleware failed" in one.message]) == 1
     assert "secret" not in caplog.text
+    assert "messages are delivered without their values" in caplog.text
+    assert "nothing was stored" not in caplog.text
 
 
 def test_values_that_redaction_cannot_read_are_hidden() -> None:

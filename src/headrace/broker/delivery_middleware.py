@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headrace.broker.middleware_chain import MiddlewareStep, call_step, check_returned
+from headrace.broker.middleware_chain import MiddlewareStep, call_step, check_returned, failure
 from headrace.engines.api import DerivedPart
 from headrace.model.batch import Columns, message_sizes
 from headrace.model.errors import MiddlewareFailed
@@ -60,7 +60,7 @@ class DeliveryMiddleware:
             made = check_returned(step, outcome, columns, self._context)
             columns = msgspec.structs.replace(columns, values=made.values, headers=made.headers)
         if max(message_sizes(columns), default=0) > MESSAGE_BYTES_MAX:
-            raise MiddlewareFailed("a message became too large", middleware=self._steps[-1].name)
+            raise failure(self._steps[-1].name, self._context, "made a message too large")
         return columns
 
     def _hidden(self, columns: Columns, error: MiddlewareFailed) -> Columns:
@@ -68,7 +68,7 @@ class DeliveryMiddleware:
         if not self._logged:
             self._logged = True
             where = self._context.tenant, self._context.topic
-            text = "middleware failed; messages are delivered without their values, logged once  tenant=%s topic=%s"
+            text = "middleware failed at delivery, logged once  tenant=%s topic=%s"
             logger.error(text + " reason=%s", *where, error)
         return msgspec.structs.replace(columns, values=[None], headers=[{ERROR_HEADER: name.encode()}])
 

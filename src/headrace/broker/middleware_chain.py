@@ -261,9 +261,10 @@ def check_returned(step: MiddlewareStep, outcome: Any, given: Columns, context: 
 
 def failure(name: str, context: MiddlewareContext, text: str) -> MiddlewareFailed:
     """The error about a middleware that does not do what it must."""
+    outcome = "nothing was stored" if context.time_us else "messages are delivered without their values"
     return MiddlewareFailed(
-        f"the middleware {name} of the topic {context.topic} {text}; nothing was stored: mend the middleware, or alter "
-        "the topic",
+        f"the middleware {name} of the topic {context.topic} {text}; {outcome}: mend the middleware, or alter the "
+        "topic",
         middleware=name,
         topic=context.topic,
     )

@@ -31,8 +31,8 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     topic_id: int = 0
     """Of the topic: one that is made again under the same name has another."""
     stored: int | None = None
-    """How many messages, from `offset` on, the topic's middleware made of the batch, if it makes more or fewer of it;
-    0 if that is not known any more. The offset is then that of the first one made of the batch.
+    """How many messages were stored in the topic, without dead letters, if its middleware makes more or fewer of the
+    batch; of a repeated batch those that are left, or 0 if that is not known. The offset is then where they begin.
     """
 
 

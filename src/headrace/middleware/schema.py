@@ -42,9 +42,9 @@ class SchemaMiddleware(Middleware):
         self._value_bytes_max = _WORK_MAX // found.cost
         if found.width:
             self._value_bytes_max = min(self._value_bytes_max, _PATTERN_WORK_MAX // found.width)
-        self.inline = (
-            found.cost * INLINE_BYTES_MAX <= _WORK_MAX and found.width * INLINE_BYTES_MAX <= 2 * _PATTERN_WORK_MAX
-        )
+        is_light = found.cost * INLINE_BYTES_MAX <= _WORK_MAX
+        is_narrow = found.width * INLINE_BYTES_MAX <= 2 * _PATTERN_WORK_MAX
+        self.inline = is_light and is_narrow and not found.has_multiples  # a whole batch takes as long then, at most
         self._validator = _make_validator(options["schema"])
 
     def on_publish(self, columns: Columns, _: MiddlewareContext) -> Columns | RefusedMessages:
@@ -76,14 +76,14 @@ class SchemaMiddleware(Middleware):
 
     def _reason(self, value: bytes | None, content: Any) -> str:
         """What is wrong with a value: where and by which keyword, but not the content."""
+        from jsonschema_rs import ValidationError
+
         told = "the schema does not allow the value"
         if self._errors * len(value or b"") > _ERRORS_MAX:
             return told
         try:
             self._validator.validate(content)
-        except ValueError as error:
-            if not hasattr(error, "instance_path"):
-                raise
+        except ValidationError as error:
             where = "".join(f"/{step}" for step in error.instance_path)[:_PATH_CHARS_MAX]
             return f"{told} at {where or 'its root'}: {error.kind.name}"
         return told
