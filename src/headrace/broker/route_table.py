@@ -86,13 +86,18 @@ class RouteTable:
         """How many routes look into the content of messages."""
         return len(self._content)
 
+    def check(self, route: CompiledRoute) -> None:
+        """Refuse a route with whose pattern it could take too long to find the routes of a message."""
+        if route.definition.pattern is not None:
+            self._patterns.check(route.definition.pattern, route)
+
     def add(self, route: CompiledRoute) -> None:
         """Add a route."""
         definition = route.definition
         if definition.key is not None:
             self._by_key.setdefault(definition.key, {})[route] = None
         elif definition.pattern is not None:
-            self._patterns.add(definition.pattern, route)
+            self._patterns.add(definition.pattern, route, limited=False)  # it was checked when it was made
         elif definition.headers is not None:
             self._headers.add(route)
         elif definition.content is not None:
