@@ -181,6 +181,7 @@ def test_waiting_requests_fail_when_the_last_responder_goes(bench: Workbench) ->
     asked = [send(bench) for _ in range(500)]
     service.vanish()
     assert isinstance(asked[0].outcome, ResponderLost)
+    assert "responder of price " in str(asked[0].outcome), "it names the subject"
     assert all(isinstance(one.outcome, NoResponders) for one in asked[1:])
     assert counts(bench).requests_waiting == 0
 
