@@ -128,6 +128,7 @@ class RequestDispatcher:
             raise Busy(f"all responders of {subject} are busy, and as many requests wait as may; try again in a moment")
         if queue is None:
             queue = requests.waiting[subject] = OrderedDict()
+            requests.candidates[subject] = dict.fromkeys(responders)
             for responder in responders:
                 responder.waiting[subject] = None
         one.value, one.size_bytes = bytes(body), size_bytes
@@ -230,7 +231,7 @@ class RequestDispatcher:
     def _forget_waiting(self, requests: TenantRequests, subject: str) -> None:
         """No request to a subject waits any more."""
         del requests.waiting[subject]
-        for responder in requests.trie.match(subject):
+        for responder in requests.candidates.pop(subject):
             responder.waiting.pop(subject, None)
 
     # Responders.
@@ -263,6 +264,8 @@ class RequestDispatcher:
             its_own = SubjectTrie[LiveResponder]()  # not that of all, with which each subject could take long
             its_own.add(place.subject, responder, limited=False)
             responder.waiting = {subject: None for subject in requests.waiting if its_own.find(subject)}
+            for subject in responder.waiting:
+                requests.candidates[subject][responder] = None
             # Not before its number is told: the caller may get a request before the answer else.
             self._ports.call_soon(lambda: self._serve_waiting(requests, responder, now_us))
         return ServeOpened(responder.number)
@@ -323,7 +326,10 @@ class RequestDispatcher:
         self._count -= 1
         orphaned: list[OpenRequest] = []
         for subject in responder.waiting:
-            if not requests.trie.match(subject):
+            candidates = requests.candidates[subject]
+            del candidates[responder]
+            if not candidates:
+                del requests.candidates[subject]
                 orphaned += requests.waiting.pop(subject).values()
         responder.waiting.clear()
         for one in orphaned:
