@@ -431,6 +431,8 @@ def test_expected_offset(topic: str) -> None:
 
 
 def test_versions_of_a_key(topic: str) -> None:
+    missing = run("publish", topic, "opened", "--key", "ann", "--expected-version", "0", code=1)
+    assert error_of(missing)[1] == "topic_not_found", "none is created that could not count versions"
     run("topic", "create", topic, "--key-versions", "--partitions", "3")
     run("publish", topic, "opened", "paid", "--key", "ann", "--expected-version", "0")
     run("publish", topic, "--key", "ann", "--expected-version", "2", stdin=b"in\nout\n")

@@ -70,6 +70,26 @@ def test_wrong_expectations_are_refused_before_they_are_sent(run: Run, topic: st
     run(story)
 
 
+def test_what_expects_a_version_creates_no_topic(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        with pytest.raises(errors.TopicNotFound, match=topic):
+            await bus.publish(topic, b"x", key="ann", expected_version=0)
+        with pytest.raises(errors.TopicNotFound, match=topic):
+            await bus.publish_many(topic, [b"x"], key="ann", expected_version=0)
+        with pytest.raises(errors.TopicNotFound, match=topic):
+            async with bus.transaction(topic) as transaction:
+                await transaction.publish(topic, b"x", key="ann", expected_version=0)
+        with pytest.raises(errors.TopicNotFound, match=topic):
+            async with bus.transaction(topic) as transaction:
+                await transaction.publish_many(topic, [b"x"], key="ann", expected_version=0)
+        with pytest.raises(errors.TopicNotFound):
+            await bus.describe_topic(topic)
+        await bus.create_topic(topic, key_versions=True)
+        await bus.publish(topic, b"x", key="ann", expected_version=0)
+
+    run(story)
+
+
 def test_a_long_history_comes_in_pages(run: Run, topic: str) -> None:
     async def story(bus: Any) -> None:
         await bus.create_topic(topic, key_versions=True)

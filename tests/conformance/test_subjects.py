@@ -76,6 +76,16 @@ def test_an_iteration_ends_by_timeout_and_stop(run: Run, topic: str) -> None:
     run(story)
 
 
+def test_no_messages_are_sent_to_nobody(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        async with bus.subjects.subscribe(topic, timeout=0.05) as live:
+            published = await bus.subjects.publish_many(topic, [])
+            assert (published.receivers, published.stored) == (0, False)
+            assert [message async for message in live] == []
+
+    run(story)
+
+
 def test_a_full_buffer_loses_messages_and_counts_them(run: Run, topic: str) -> None:
     async def story(bus: Any) -> None:
         async with bus.subjects.subscribe(topic, timeout=1, buffer_messages=3) as live:
@@ -114,7 +124,7 @@ def test_members_of_a_queue_share_messages(run: Run, topic: str) -> None:
         lambda bus: bus.subjects.publish(7, b""),
         lambda bus: bus.subjects.publish("a", "text"),
         lambda bus: bus.subjects.publish("a", b"", headers=5),
-        lambda bus: bus.subjects.publish_many("a", []),
+        lambda bus: bus.subjects.publish_many("a..b", []),
         lambda bus: bus.subjects.publish_many("a", [b"1"], keys=[b"1", b"2"]),
         lambda bus: bus.request("a..b"),
         lambda bus: bus.request(7),

@@ -303,3 +303,12 @@ def test_an_aggregate_with_missing_events_is_not_loaded(tmp_path: Path) -> None:
         with pytest.raises(errors.EventsMissing):
             accounts.load("ann")
         assert bus.publish("accounts", b"{}", key="ann", expected_version=200).count == 1
+
+
+def test_an_event_that_cannot_be_read_is_named(bus: headrace.Bus) -> None:
+    bus.create_topic("accounts", key_versions=True)
+    bus.publish_many("accounts", [b"1", b"not json"], key="ann")
+    accounts = headrace.Repository(bus, "accounts", lambda total, event: total + event, 0)
+    with pytest.raises(headrace.CannotDeserialize, match=r"version 1 of the key b'ann' in accounts") as caught:
+        accounts.load("ann")
+    assert (caught.value.topic, caught.value.version, caught.value.message.value) == ("accounts", 1, b"not json")

@@ -7,6 +7,7 @@ import pytest
 
 from headrace.broker import request_dispatcher
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
+from headrace.broker.subject_trie import SubjectTrie
 from headrace.errors import (
     Busy,
     Cancelled,
@@ -181,6 +182,7 @@ def test_waiting_requests_fail_when_the_last_responder_goes(bench: Workbench) ->
     asked = [send(bench) for _ in range(500)]
     service.vanish()
     assert isinstance(asked[0].outcome, ResponderLost)
+    assert "responder of price " in str(asked[0].outcome), "it names the subject"
     assert all(isinstance(one.outcome, NoResponders) for one in asked[1:])
     assert counts(bench).requests_waiting == 0
 
@@ -443,3 +445,41 @@ def test_many_responders_of_a_lost_session_are_removed_in_slices(bench: Workbenc
     assert all(isinstance(one.outcome, ResponderLost) for one in asked)
     assert isinstance(waits.outcome, NoResponders)
     assert counts(bench).responders == 0
+
+
+def test_responders_of_waiting_requests_are_not_searched_again(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each search may take milliseconds, and requests to a thousand subjects may wait."""
+    service, other = Service(bench, "price.#"), Service(bench, "price.*")
+    asked = [send(bench, subject=f"price.{number}") for number in range(200)]
+    assert counts(bench).requests_waiting == 198
+    searched: list[str] = []
+    find = SubjectTrie.find
+
+    def counted(trie: SubjectTrie[Any], subject: str) -> list[Any]:
+        searched.append(subject)
+        return find(trie, subject)
+
+    monkeypatch.setattr(SubjectTrie, "find", counted)
+    other.vanish()
+    assert counts(bench).requests_waiting == 198, "the first one is still there"
+    for _ in range(50):
+        service.reply()
+    assert len(service.got) == 51
+    service.vanish()
+    assert searched == []
+    assert sum(isinstance(one.outcome, NoResponders) for one in asked) == 148
+    assert counts(bench).requests_waiting == 0
+
+
+def test_responders_with_patterns_that_fit_in_too_many_ways_are_refused(bench: Workbench) -> None:
+    service, refused = Service(bench), 0
+    for number in range(400):
+        try:
+            service.serve(".".join(["#", *("a*"[number >> bit & 1] for bit in range(9)), "z"]))
+        except LimitExceeded:
+            refused += 1
+    assert 0 < refused < 400
+    service.vanish()
+    assert Service(bench, "#.a.*.z").number, "what is gone leaves room, also what was refused"

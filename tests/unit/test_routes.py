@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from headrace.broker.route_facts import RouteStored
 from headrace.broker.route_forwarder import _SLICE_MESSAGES
+from headrace.broker.route_table import CompiledRoute, RouteTable
 from headrace.broker.settings import BrokerSettings
+from headrace.broker.subject_trie import SubjectTrie
 from headrace.engines.api import FORWARDER_MIN
-from headrace.model.batch import Producer
+from headrace.model.batch import Columns, Producer
 from headrace.model.content.query import ContentQuery
 from headrace.model.errors import (
     InvalidArgument,
@@ -377,13 +380,55 @@ def test_hostile_messages_are_forwarded_a_few_at_a_time(bench: Workbench) -> Non
     assert len(bench.batches("in.errors")) >= 10
 
 
-@pytest.mark.parametrize("pattern", ["#.#.#.#.#.#.#", ".".join(["*", "#"] * 4), ".".join(["#", "a"] * 4)])
+@pytest.mark.parametrize("pattern", ["#.#.#.#.#.#.#", ".".join(["*", "#"] * 4), "#.a.#.a"])
 def test_hostile_patterns_take_no_time(bench: Workbench, pattern: str) -> None:
     for number in range(50):
         add(bench, f"r{number}", "out", pattern=f"{pattern}.x{number}")
-    key = b".".join([b"a"] * 100 + [b"x7"])
-    publish(bench, b"1", keys=[key])
-    assert bench.values("out") == [b"1"]
+    key = b".".join([b"a"] * 31 + [b"x7"])
+    publish(bench, b"1", b"2", keys=[key, b"a." + key])
+    assert bench.values("out") == [b"1"], "a key with more tokens than a subject has is none"
+
+
+def test_patterns_that_fit_in_too_many_ways_are_refused(bench: Workbench) -> None:
+    refused = 0
+    for number in range(300):
+        words = [("a", "*")[number >> bit & 1] for bit in range(9)]
+        try:
+            add(bench, f"r{number}", "out", pattern=".".join(["#", *words, "z"]))
+        except LimitExceeded as error:
+            assert "too many ways" in str(error)  # noqa: PT017 only some are refused
+            refused += 1
+    assert 0 < refused < 300
+    assert len(listed(bench)) == 300 - refused
+    assert add(bench, "other", "out", source="in2", pattern="#.a.*.z"), "each source has its own"
+    assert add(bench, "plain", "out", pattern="a.b"), "what costs nothing is taken"
+
+
+def test_new_subjects_are_looked_up_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, looked_up = RouteTable(), 0
+    definition = RouteDefinition("r", ["out"], source="in", pattern="#.a.*.#.b.*.z")
+    table.add(CompiledRoute(RouteStored(definition, 1, 0, 1, {})))
+    columns = Columns([b""] * 100, [b"%d" % (number // 2) for number in range(100)])
+
+    def find(trie: SubjectTrie[Any], _subject: str) -> list[Any]:
+        nonlocal looked_up
+        looked_up += trie.weight
+        return []
+
+    monkeypatch.setattr(SubjectTrie, "find", find)
+    counts = []
+    while columns.values:
+        (count, looked_up), portion = (0, 0), table.decide(columns, set())
+        while not count:
+            try:
+                next(portion)
+            except StopIteration as end:
+                count = end.value.count
+        assert looked_up <= 16_384
+        counts.append(count)
+        columns = Columns(columns.values[count:], (columns.keys or [])[count:])
+    assert sum(counts) == 100
+    assert len(counts) > 5
 
 
 def test_a_failing_target_holds_its_own_source_only(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """Names and patterns of subjects, and the trie that matches them."""
 
+import random
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker.subject_trie import SubjectTrie
-from headrace.errors import InvalidArgument
+from headrace.errors import InvalidArgument, LimitExceeded
+from headrace.model.limits import MATCH_NODES_MAX
 from headrace.model.subject import (
     Dialect,
     checked_pattern,
@@ -74,9 +77,18 @@ def test_patterns_that_mean_the_same_have_one_form() -> None:
 
 
 def test_the_number_of_runs_is_bounded() -> None:
-    assert checked_pattern(".".join(["#.a"] * 8))
-    with pytest.raises(InvalidArgument, match="8 are the most"):
-        checked_pattern(".".join(["#.a"] * 9))
+    assert checked_pattern("#.a.#.a.#")
+    with pytest.raises(InvalidArgument, match="2 are the most"):
+        checked_pattern("#.a.#.a.#.a")
+
+
+def test_subjects_and_patterns_have_a_bounded_number_of_tokens() -> None:
+    assert checked_subject(".".join("a" * 32))
+    assert checked_pattern(".".join("a*" * 16) + ".#")
+    with pytest.raises(InvalidArgument, match="up to 32 tokens"):
+        checked_subject(".".join("a" * 33))
+    with pytest.raises(InvalidArgument, match="up to 32 tokens"):
+        checked_pattern(".".join("*" * 33))
 
 
 def test_subjects_with_a_dollar_sign_are_the_brokers_own() -> None:
@@ -174,13 +186,18 @@ def test_what_patterns_match(pattern: str, subject: str, matches: bool) -> None:
     assert naive_match(pattern, subject) is matches
 
 
+def inner_runs(pattern: str) -> int:
+    """In how many places before the end of a pattern `#` stands, at most."""
+    return pattern.split(".")[:-1].count("#")
+
+
 _token = st.sampled_from(["a", "b", "$c"])
 _subjects = st.lists(_token, min_size=1, max_size=6).map(".".join)
 _patterns = st.builds(
     lambda tokens, end: ".".join([*tokens, *end]),
     st.lists(st.sampled_from(["a", "b", "$c", "*", "#"]), min_size=1, max_size=7),
     st.sampled_from([[], [">"]]),
-)
+).filter(lambda pattern: inner_runs(pattern) <= 2)
 
 
 @given(patterns=st.lists(_patterns, max_size=12), subjects=st.lists(_subjects, max_size=6), data=st.data())
@@ -228,7 +245,83 @@ def test_a_subject_follows_few_of_many_patterns() -> None:
 
 def test_hostile_patterns_are_matched_step_by_step() -> None:
     trie = SubjectTrie[str]()
-    trie.add(".".join(["#.a"] * 8), "hostile")
-    trie.add("#." * 100 + "z", "folded")
-    assert trie.find(".".join(["a"] * 124)) == ["hostile"]
-    assert trie.find(".".join(["a"] * 123 + ["b"])) == []
+    trie.add("#.a.#.a.#", "hostile")
+    trie.add("#." * 30 + "z", "folded")
+    assert trie.find(".".join(["a"] * 32)) == ["hostile"]
+    assert trie.find(".".join(["a"] * 31 + ["z"])) == ["hostile", "folded"]
+    assert trie.find(".".join(["a"] * 33)) == [], "no subject has so many tokens"
+
+
+class CountedWords(dict[str, Any]):
+    """The words after a node; counts how often one is looked up, which is done once for each visit."""
+
+    visits = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        CountedWords.visits += 1
+        return super().get(key, default)
+
+
+def visited(trie: SubjectTrie[int], subject: str) -> int:
+    """How many nodes a subject visits."""
+    nodes = [trie._root]
+    for node in nodes:
+        node.words = CountedWords(node.words)
+        nodes += [child for child in (*node.words.values(), node.one, node.many) if child is not None]
+    CountedWords.visits = 0
+    trie.find(subject)
+    return CountedWords.visits
+
+
+def hostile_pattern(chance: random.Random, number: int) -> str:
+    """A pattern that fits subjects of many `a` in many ways, and differs from others only at its end."""
+    runs = chance.randrange(3)
+    parts = [".".join(chance.choice("a*") for _ in range(chance.randint(1, 12))) for _ in range(runs + 1)]
+    return ".#.".join(parts)[:57] + f".x{number}"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_set_of_patterns_lets_a_subject_visit_many_nodes(seed: int) -> None:
+    """10,000 patterns that fit in as many ways as possible: those with which it would be too many are refused."""
+    chance, trie, added = random.Random(seed), SubjectTrie[int](), dict[int, str]()
+    for number in range(10_000):
+        pattern = hostile_pattern(chance, number)
+        try:
+            trie.add(pattern, number)
+            added[number] = pattern
+        except LimitExceeded:
+            assert number not in trie.find("a.a"), "it is not there"
+    assert 5 < len(added) < 5_000
+    for tokens in (["a"] * 32, ["a"] * 31 + ["z"], ["a", "b"] * 16, ["b"] * 32):
+        assert visited(trie, ".".join(tokens)) <= trie.weight <= MATCH_NODES_MAX
+    assert trie.add("plain.word", -1), "patterns that cost nothing are still taken"
+    for number, pattern in added.items():
+        assert trie.remove(pattern, number)
+    assert trie.weight == 3, "only those of plain.word are left"
+
+
+@given(patterns=st.lists(_patterns, max_size=30), removed=st.sets(st.integers(0, 29)))
+def test_the_weight_of_a_trie_bounds_visits_and_does_not_depend_on_its_past(
+    patterns: list[str], removed: set[int]
+) -> None:
+    trie, fresh = SubjectTrie[int](), SubjectTrie[int]()
+    for number, pattern in enumerate(patterns):
+        trie.add(pattern, number, limited=False)
+    for number, pattern in enumerate(patterns):
+        if number in removed:
+            trie.remove(pattern, number)
+        else:
+            fresh.add(pattern, number, limited=False)
+    assert trie.weight == fresh.weight
+    assert all(visited(trie, subject) <= trie.weight for subject in ("a.a.a.a.a.a", "a.b.a.b", "b", ".".join("a" * 32)))
+
+
+def test_many_words_after_one_cost_no_more_than_one() -> None:
+    trie = SubjectTrie[int]()
+    for number in range(1_000):
+        trie.add(f"*.sensor{number}.#", number)
+        trie.add(f"#.service{number}.failed", number)
+    assert trie.weight < 200
+    for number in range(1_000):
+        trie.remove(f"#.service{number}.failed", number)
+    assert trie.weight == 4, "the root, '*', a word and the '#' after it"

@@ -289,3 +289,24 @@ def test_what_a_durable_route_takes_is_answered_when_it_is_stored(bench: Workben
     assert pending.outcome.stored
     assert pending.outcome.receivers == 1
     assert isinstance(theirs.outcome, DiskFull)
+
+
+def test_patterns_that_fit_in_too_many_ways_are_refused(bench: Workbench) -> None:
+    """The bound is a tenant's; subscriptions to a pattern that is there, and to plain subjects, cost nothing."""
+    patterns = [".".join(["#", *("a*"[number >> bit & 1] for bit in range(9)), "z"]) for number in range(400)]
+    listener, taken = Listener(bench), []
+    for queue in ("", "q"):
+        for pattern in patterns:
+            try:
+                listener.subscribe(pattern, queue)
+                taken.append(pattern)
+            except LimitExceeded as error:
+                assert "too many ways" in str(error)  # noqa: PT017 only some are refused
+    assert 0 < len(set(taken)) < 400
+    assert len(taken) == 2 * len(set(taken)), "also in queues"
+    assert bench.ask(SwitchboardDescribe(), session=listener.session).subscriptions == len(taken)
+    assert listener.subscribe("plain.subject")
+    assert Listener(bench, *patterns[:10], tenant="").numbers
+    bench.broker.disconnect(listener.session, bench.now_us)
+    bench.run()
+    assert Listener(bench, patterns[-1]).numbers, "what is gone leaves room"

@@ -9,6 +9,7 @@ from headrace.broker.pending_answer import AnswerWithBody
 from headrace.broker.ports import Ports, Session
 from headrace.broker.responders import LiveResponder, OpenRequest, PendingReply, TenantRequests
 from headrace.broker.slices import Steps, in_slices
+from headrace.broker.subject_trie import SubjectTrie
 from headrace.broker.switchboard import name_for, parse_pattern, parse_subject
 from headrace.model.error_object import as_service_failed, check_error_object
 from headrace.model.errors import (
@@ -127,6 +128,7 @@ class RequestDispatcher:
             raise Busy(f"all responders of {subject} are busy, and as many requests wait as may; try again in a moment")
         if queue is None:
             queue = requests.waiting[subject] = OrderedDict()
+            requests.candidates[subject] = dict.fromkeys(responders)
             for responder in responders:
                 responder.waiting[subject] = None
         one.value, one.size_bytes = bytes(body), size_bytes
@@ -229,7 +231,7 @@ class RequestDispatcher:
     def _forget_waiting(self, requests: TenantRequests, subject: str) -> None:
         """No request to a subject waits any more."""
         del requests.waiting[subject]
-        for responder in requests.trie.match(subject):
+        for responder in requests.candidates.pop(subject):
             responder.waiting.pop(subject, None)
 
     # Responders.
@@ -251,16 +253,19 @@ class RequestDispatcher:
                 f"the broker has {LIVE_SUBSCRIPTIONS_IN_ALL_MAX} responders, which is the maximum; close some"
             )
         self._number += 1
-        responder = mine[self._number] = LiveResponder(self._number, session, place, request.concurrency)
+        responder = LiveResponder(self._number, session, place, request.concurrency)
         requests = self._tenants.get(place.tenant)
         if requests is None:
             requests = self._tenants[place.tenant] = TenantRequests()
         requests.trie.add(place.subject, responder)
+        mine[responder.number] = responder
         self._count += 1
         if requests.waiting:
-            responder.waiting = {
-                subject: None for subject in requests.waiting if responder in requests.trie.find(subject)
-            }
+            its_own = SubjectTrie[LiveResponder]()  # not that of all, with which each subject could take long
+            its_own.add(place.subject, responder, limited=False)
+            responder.waiting = {subject: None for subject in requests.waiting if its_own.find(subject)}
+            for subject in responder.waiting:
+                requests.candidates[subject][responder] = None
             # Not before its number is told: the caller may get a request before the answer else.
             self._ports.call_soon(lambda: self._serve_waiting(requests, responder, now_us))
         return ServeOpened(responder.number)
@@ -307,7 +312,9 @@ class RequestDispatcher:
             self._tenants[responder.tenant].requests_open -= len(delivered)
             for one in delivered.values():
                 del self._delivered[one.number]
-                self._fail(one, ResponderLost())
+                self._fail(
+                    one, ResponderLost(f"the responder of {one.subject} was lost; it may have handled the request")
+                )
                 yield
 
     def _retire(self, responder: LiveResponder) -> None:
@@ -319,7 +326,10 @@ class RequestDispatcher:
         self._count -= 1
         orphaned: list[OpenRequest] = []
         for subject in responder.waiting:
-            if not requests.trie.match(subject):
+            candidates = requests.candidates[subject]
+            del candidates[responder]
+            if not candidates:
+                del requests.candidates[subject]
                 orphaned += requests.waiting.pop(subject).values()
         responder.waiting.clear()
         for one in orphaned:

@@ -75,6 +75,8 @@ class TenantRequests:
         self.trie: SubjectTrie[LiveResponder] = SubjectTrie()
         self.waiting: dict[str, OrderedDict[int, OpenRequest]] = {}
         """Requests that wait for a responder, by subject and number."""
+        self.candidates: dict[str, dict[LiveResponder, None]] = {}
+        """The responders of each subject to which requests wait, so that they need not be found again."""
         self.turns = 0
         """Counts choices among responders, so that they take turns."""
         self.requests = 0

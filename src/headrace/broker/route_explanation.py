@@ -68,7 +68,7 @@ def _by_subject(route: CompiledRoute, message: RouteExplain) -> RouteVerdict:
         return _told(route, is_taken, f"its {whence} {shown(subject)} {does} {definition.key}")
     assert definition.pattern is not None
     trie = SubjectTrie[str]()
-    trie.add(definition.pattern, "")
+    trie.add(definition.pattern, "", limited=False)
     is_taken = bool(trie.find(subject))
     does = "matches" if is_taken else "does not match"
     return _told(route, is_taken, f"its {whence} {shown(subject)} {does} {definition.pattern}")

@@ -16,6 +16,8 @@ _CACHED_MAX = 4096
 _SUBJECT_BYTES_MAX = 4 * SUBJECT_CHARS_MAX
 _STEPS_MAX = 8192
 """Steps of content queries that are taken in one go; at least one message is looked at."""
+_NODES_MAX = 16_384
+"""Nodes of patterns that the new subjects of messages may visit in one go; at least one subject is looked up."""
 _STEPS_EACH = 4
 """The cost of asking a content query about one message, in microseconds."""
 
@@ -86,13 +88,18 @@ class RouteTable:
         """How many routes look into the content of messages."""
         return len(self._content)
 
+    def check(self, route: CompiledRoute) -> None:
+        """Refuse a route with whose pattern it could take too long to find the routes of a message."""
+        if route.definition.pattern is not None:
+            self._patterns.check(route.definition.pattern, route)
+
     def add(self, route: CompiledRoute) -> None:
         """Add a route."""
         definition = route.definition
         if definition.key is not None:
             self._by_key.setdefault(definition.key, {})[route] = None
         elif definition.pattern is not None:
-            self._patterns.add(definition.pattern, route)
+            self._patterns.add(definition.pattern, route, limited=False)  # it was checked when it was made
         elif definition.headers is not None:
             self._headers.add(route)
         elif definition.content is not None:
@@ -134,6 +141,9 @@ class RouteTable:
                 if headers and (found := self._headers.match(headers)):
                     added.setdefault(index, []).extend(found)
         taken = self._by_subject(columns, decision.count)
+        if len(taken) < decision.count:
+            decision.count = len(taken)
+            decision.failed = [one for one in decision.failed if one[0] < decision.count]
         if added or inactive or self._unmatched:
             failed = {index for index, _ in decision.failed}
             taken = [self._settled(one, added.get(index), inactive, index in failed) for index, one in enumerate(taken)]
@@ -171,7 +181,10 @@ class RouteTable:
             decision.failed += [(index, route) for index in selection.failed if index < decision.count]
 
     def _by_subject(self, columns: Columns, count: int) -> list[Taken]:
-        """The routes that each message takes because of its subject, and those that take all."""
+        """The routes that each message takes because of its subject, and those that take all.
+
+        It is about fewer messages if many have subjects whose routes take long to find, but at least about one.
+        """
         cache = self._cache
         if not self._by_key and not len(self._patterns):
             return [cache[None] if None in cache else self._found(None)] * count
@@ -181,8 +194,17 @@ class RouteTable:
                 subject if not headers or (named := headers.get(SUBJECT_HEADER)) is None else named
                 for subject, headers in zip(subjects, columns.headers, strict=True)
             ]
-        found = self._found
-        return [cache[subject] if subject in cache else found(subject) for subject in subjects[:count]]
+        left = max(1, _NODES_MAX // self._patterns.weight)
+        taken: list[Taken] = []
+        for subject in subjects[:count]:
+            routes = cache.get(subject)
+            if routes is None:
+                if not left:
+                    break
+                left -= 1
+                routes = self._found(subject)
+            taken.append(routes)
+        return taken
 
     def _found(self, subject: bytes | None) -> Taken:
         routes = dict(self._to_all)

@@ -21,7 +21,7 @@ from headrace.broker.route_facts import (
 )
 from headrace.broker.route_forwarder import ForwarderQueue, RouteForwarder, Sift
 from headrace.broker.route_graph import RouteGraph
-from headrace.broker.route_table import CompiledRoute
+from headrace.broker.route_table import CompiledRoute, RouteTable
 from headrace.broker.routed_source import RoutedSource
 from headrace.broker.signal import Signal
 from headrace.broker.slices import Steps, in_slices
@@ -138,8 +138,8 @@ class RouteRegistry:
         if before is None and len(self) >= ROUTES_MAX:
             raise LimitExceeded(f"there are {ROUTES_MAX} routes, which is the maximum; remove some")
         self._check_views(route)
-        self._check(route, before)
-        CompiledRoute(RouteStored(route, 0, 0, 0, {}))  # raises if its query cannot be used
+        compiled = CompiledRoute(RouteStored(route, 0, 0, 0, {}))  # raises if its query cannot be used
+        self._check(compiled, before)
         topic = self._topics.get_or_create(route.source, now_us)
         for target in route.targets:
             self._topics.get_or_create(target, now_us)
@@ -152,9 +152,9 @@ class RouteRegistry:
             if topic is not None:
                 check_stores(str(topic), topic.settings, action)
 
-    def _check(self, route: RouteDefinition, before: RouteStored | None) -> None:
-        """Refuse a route that would close a loop, or is one too many of its kind."""
-        replaced = None
+    def _check(self, compiled: CompiledRoute, before: RouteStored | None) -> None:
+        """Refuse a route that would close a loop, is one too many of its kind, or has too costly a pattern."""
+        route, replaced = compiled.definition, None
         if before is not None:
             replaced = before.definition.source, target_names(before.definition)
             self._graph.remove(*replaced)
@@ -165,6 +165,7 @@ class RouteRegistry:
                 self._graph.add(*replaced)
         source = self._topics.find(route.source)
         routed = None if source is None else self._sources.get(source.id)
+        (RouteTable() if routed is None else routed.table).check(compiled)
         if route.content is not None and routed is not None and routed.table.content_count >= ROUTE_CONTENT_MAX:
             raise LimitExceeded(
                 f"{route.source} has {ROUTE_CONTENT_MAX} routes by content, which is the maximum; remove some"

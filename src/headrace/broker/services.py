@@ -36,7 +36,7 @@ from headrace.model.service_requests import (
     ServiceRegistered,
     ServicesFound,
 )
-from headrace.model.subject import checked_pattern, checked_subject
+from headrace.model.subject import checked_subject
 from headrace.model.topic import (
     SYSTEM_PREFIX,
     checked_plain_name,
@@ -312,7 +312,7 @@ def _serves(info: ServiceInfo, subject: str) -> bool:
     """Whether a service answers requests on a subject, by its patterns."""
     trie = SubjectTrie[str]()
     for pattern in info.serves:
-        trie.add(pattern, pattern)
+        trie.add(pattern, pattern, limited=False)  # checked when the service was registered
     return bool(trie.match(checked_subject(subject)))
 
 
@@ -330,8 +330,9 @@ def _checked(request: ServiceRegister) -> ServiceDefinition:
         produces=[str(parse_topic(topic)) for topic in given.produces],
         consumes=[str(parse_topic(topic)) for topic in given.consumes],
     )
+    patterns = SubjectTrie[str]()
     for pattern in given.serves:
-        checked_pattern(pattern)
+        patterns.add(pattern, pattern)
     size_bytes = len(msgspec.msgpack.encode(definition))
     if size_bytes > SERVICE_BYTES_MAX:
         raise InvalidArgument(

@@ -3,18 +3,22 @@
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
+from headrace.model.errors import LimitExceeded
+from headrace.model.limits import MATCH_NODES_MAX, SUBJECT_TOKENS_MAX
 from headrace.model.subject import MANY, ONE, OWN_MARK, pattern_tokens
 
 Value = TypeVar("Value", bound=Hashable)
 
 _CACHED_MAX = 4096
 """Subjects whose matches are remembered until a pattern is added or removed."""
+_SCANNED_MAX = 8
+"""Words after a node whose weights are looked through; those of more are counted."""
 
 
 class TrieNode(Generic[Value]):
     """What may follow a beginning of patterns."""
 
-    __slots__ = ("is_many", "many", "one", "values", "words")
+    __slots__ = ("heaviest", "is_many", "many", "one", "values", "weight", "weights", "words")
 
     def __init__(self, *, is_many: bool = False) -> None:
         self.is_many = is_many
@@ -26,6 +30,12 @@ class TrieNode(Generic[Value]):
         """After `#`."""
         self.values: dict[Value, None] = {}
         """Those of the patterns that end here, in the order of their coming."""
+        self.weight = 1
+        """How many nodes a subject can visit from here on, at most, for each time that it comes here."""
+        self.heaviest = 0
+        """The largest weight after a word: of all words, a token of a subject is only one."""
+        self.weights: dict[int, int] | None = None
+        """How many words have which weight, if there are many."""
 
     @property
     def is_unused(self) -> bool:
@@ -47,12 +57,40 @@ class TrieNode(Generic[Value]):
         else:
             self.words[token] = child
 
+    def weigh(self, token: str, before: int, after: int) -> None:
+        """Weigh again, after the weight of the node after a token changed; 0 is the weight of none."""
+        if token not in (ONE, MANY):
+            self.heaviest = self._heaviest(before, after)
+        below = self.heaviest + (self.one.weight if self.one is not None else 0)
+        if self.is_many:  # it stays reached: each token that follows may go on from here
+            self.weight = SUBJECT_TOKENS_MAX * (1 + below) if below else 1
+        else:
+            self.weight = 1 + below + (self.many.weight if self.many is not None else 0)
+
+    def _heaviest(self, before: int, after: int) -> int:
+        weights = self.weights
+        if weights is None:
+            if len(self.words) <= _SCANNED_MAX:
+                return max([child.weight for child in self.words.values()], default=0)
+            weights = self.weights = {}
+            for child in self.words.values():
+                weights[child.weight] = weights.get(child.weight, 0) + 1
+        else:
+            if after:
+                weights[after] = weights.get(after, 0) + 1
+            if before:
+                weights[before] -= 1
+                if not weights[before]:
+                    del weights[before]
+        return max(weights, default=0)
+
 
 class SubjectTrie(Generic[Value]):
     """Values by pattern; patterns that have the same normal form are one.
 
     All beginnings of patterns that fit a subject are followed at once, token by token, and each only once: so the time
-    grows with the number of tokens and of beginnings that fit, and not with the number of ways to fit them.
+    grows with the number of tokens and of beginnings that fit, and not with the number of ways to fit them. How many
+    nodes a subject can visit is known beforehand, and a pattern with which it could be too many is refused.
 
     >>> trie = SubjectTrie[str]()
     >>> trie.add("orders.*.paid", "billing"), trie.add("orders.#", "audit")
@@ -69,21 +107,46 @@ class SubjectTrie(Generic[Value]):
     def __len__(self) -> int:
         return self._count
 
-    def add(self, pattern: str, value: Value) -> bool:
-        """Add a value under a pattern; whether it was not there yet."""
-        node = self._root
+    @property
+    def weight(self) -> int:
+        """How many nodes any subject can visit, at most."""
+        return self._root.weight
+
+    def add(self, pattern: str, value: Value, *, limited: bool = True) -> bool:
+        """Add a value under a pattern; whether it was not there yet.
+
+        Raises:
+            LimitExceeded: if a subject could then visit too many nodes, unless it is not `limited`.
+        """
+        node, before = self._root, self.weight
+        path: list[tuple[TrieNode[Value], str]] = []
+        new = 0
         for token in pattern_tokens(pattern):
+            path.append((node, token))
             child = node.child(token)
             if child is None:
-                child = TrieNode(is_many=token == MANY)
+                child, new = TrieNode(is_many=token == MANY), new + 1
                 node.set_child(token, child)
             node = child
         if value in node.values:
             return False
+        if new:
+            _weigh_grown(path, len(path) - new)
         node.values[value] = None
         self._count += 1
+        if limited and self.weight > max(before, MATCH_NODES_MAX):
+            self.remove(pattern, value)
+            raise LimitExceeded(
+                f"with the pattern {pattern}, a subject could fit the patterns that are there in too many ways: use "
+                "fewer '#' before the end, fewer '*', and more words before them"
+            )
         self._matches.clear()
         return True
+
+    def check(self, pattern: str, value: Value) -> None:
+        """Refuse a pattern, as `add` would, without adding it."""
+        if self.add(pattern, value):
+            self.remove(pattern, value)
 
     def remove(self, pattern: str, value: Value) -> bool:
         """Remove a value from a pattern, and what only this pattern needed; whether it was there."""
@@ -101,11 +164,8 @@ class SubjectTrie(Generic[Value]):
         del node.values[value]
         self._count -= 1
         self._matches.clear()
-        for parent, token in reversed(path):
-            child = parent.child(token)
-            if child is None or not child.is_unused:
-                break
-            parent.set_child(token, None)
+        if node.is_unused:
+            _prune(path, node.weight)
         return True
 
     def match(self, subject: str) -> list[Value]:
@@ -121,6 +181,8 @@ class SubjectTrie(Generic[Value]):
     def find(self, subject: str) -> list[Value]:
         """As `match`, without a look at what was found before."""
         tokens = subject.split(".")
+        if len(tokens) > SUBJECT_TOKENS_MAX:
+            return []  # no subject: a key that is taken for one
         root = self._root
         ended: dict[TrieNode[Value], None] = {}
         """Nodes at which patterns that end with `#` end: they match whatever follows."""
@@ -164,3 +226,31 @@ def _reach(node: TrieNode[Value], reached: dict[TrieNode[Value], None], ended: d
             ended[many] = None
         if many.words or many.one is not None:
             reached[many] = None
+
+
+def _weigh_grown(path: list[tuple[TrieNode[Value], str]], first_new: int) -> None:
+    """Weigh the nodes of a pattern again, of whose nodes after a token those from `first_new` on are new."""
+    before = 0
+    for depth in range(len(path) - 1, -1, -1):
+        parent, token = path[depth]
+        child, own = parent.child(token), parent.weight
+        assert child is not None
+        parent.weigh(token, 0 if depth >= first_new else before, child.weight)
+        if depth <= first_new and parent.weight == own:
+            break
+        before = own
+
+
+def _prune(path: list[tuple[TrieNode[Value], str]], before: int) -> None:
+    """Remove the nodes of a pattern that nothing needs, and weigh the others again; `before`: the last one's weight."""
+    for parent, token in reversed(path):
+        child, own, after = parent.child(token), parent.weight, 0
+        assert child is not None
+        if child.is_unused:
+            parent.set_child(token, None)
+        else:
+            after = child.weight
+        if after == before:
+            break
+        parent.weigh(token, before, after)
+        before = own

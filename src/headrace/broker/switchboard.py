@@ -91,16 +91,17 @@ class TenantSubjects:
 
     def add(self, subscription: LiveSubscriber) -> None:
         """Add a subscription."""
-        self.subscriptions += 1
         if not subscription.queue:
             self.trie.add(subscription.pattern, subscription)
-            return
-        key = subscription.pattern, subscription.queue
-        members = self.queues.get(key)
-        if members is None:
-            members = self.queues[key] = QueueMembers(subscription.queue)
-            self.trie.add(subscription.pattern, members)
-        members.members[subscription] = None
+        else:
+            key = subscription.pattern, subscription.queue
+            members = self.queues.get(key)
+            if members is None:
+                members = QueueMembers(subscription.queue)
+                self.trie.add(subscription.pattern, members)
+                self.queues[key] = members
+            members.members[subscription] = None
+        self.subscriptions += 1
 
     def remove(self, subscription: LiveSubscriber) -> None:
         """Remove a subscription."""
@@ -232,8 +233,8 @@ class Switchboard:
             )
         self._number += 1
         subscription = LiveSubscriber(self._number, session, place, request.queue)
-        self._count += 1
         self._of(place.tenant).add(subscription)
+        self._count += 1
         mine[subscription.number] = subscription
         return SubjectSubscribed(subscription.number)
 

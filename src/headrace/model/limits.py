@@ -31,8 +31,17 @@ PLAIN_NAME_CHARS_MAX = 120
 SUBJECT_CHARS_MAX = 249
 """Characters of a subject, and of a pattern of subjects."""
 
-PATTERN_RUNS_MAX = 8
-"""How often `#` can stand in a pattern of subjects, after those beside each other are taken together."""
+SUBJECT_TOKENS_MAX = 32
+"""Tokens of a subject, and of a pattern of subjects."""
+
+PATTERN_RUNS_MAX = 2
+"""How often `#` can stand in a pattern before its end, after those beside each other are taken together."""
+
+MATCH_NODES_MAX = 10_000
+"""Nodes that a subject can visit, at most, while the patterns that it matches are found: two to three milliseconds.
+
+Of the live subscriptions of a tenant, of its responders, and of the routes of a topic, each.
+"""
 
 LIVE_SUBSCRIPTIONS_MAX = 10_000
 """Live subscriptions and responders of one connection, each."""

@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
-from headrace.model.limits import PATTERN_RUNS_MAX, SUBJECT_CHARS_MAX
+from headrace.model.limits import PATTERN_RUNS_MAX, SUBJECT_CHARS_MAX, SUBJECT_TOKENS_MAX
 
 ONE = "*"
 """In a pattern: exactly one token."""
@@ -48,11 +48,11 @@ def checked_subject(subject: str) -> str:
     >>> checked_subject("orders.eu.paid")
     'orders.eu.paid'
     """
-    if len(subject) <= SUBJECT_CHARS_MAX and _SUBJECT.fullmatch(subject):
+    if len(subject) <= SUBJECT_CHARS_MAX and subject.count(".") < SUBJECT_TOKENS_MAX and _SUBJECT.fullmatch(subject):
         return subject
     raise InvalidArgument(
-        f"{shown(subject)} is no subject: use 1 to {SUBJECT_CHARS_MAX} characters, tokens with a '.' between them and "
-        "none empty, without spaces, control characters, '*', '#', '>', '/', '?' and ','"
+        f"{shown(subject)} is no subject: use 1 to {SUBJECT_CHARS_MAX} characters, up to {SUBJECT_TOKENS_MAX} tokens "
+        "with a '.' between them and none empty, without spaces, control characters, '*', '#', '>', '/', '?' and ','"
     )
 
 
@@ -89,9 +89,14 @@ def pattern_tokens(pattern: str) -> tuple[str, ...]:
             normal += ONE, MANY
         elif token != MANY or not normal or normal[-1] != MANY:
             normal.append(token)
-    if normal.count(MANY) > PATTERN_RUNS_MAX:
+    if normal[:-1].count(MANY) > PATTERN_RUNS_MAX:
         raise InvalidArgument(
-            f"the pattern {shown(pattern)} has '#' in {normal.count(MANY)} places; {PATTERN_RUNS_MAX} are the most"
+            f"the pattern {shown(pattern)} has '#' in {normal[:-1].count(MANY)} places before its end; "
+            f"{PATTERN_RUNS_MAX} are the most"
+        )
+    if len(normal) - normal.count(MANY) > SUBJECT_TOKENS_MAX:
+        raise InvalidArgument(
+            f"the pattern {shown(pattern)} matches no subject, as one has up to {SUBJECT_TOKENS_MAX} tokens"
         )
     return tuple(normal)
 

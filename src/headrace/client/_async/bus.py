@@ -188,7 +188,7 @@ class AsyncBus(AsyncBusObservation):
             durability: what must be reached before the receipt: `memory`, `written` or `synced`; at least the topic's.
             expected_offset: append only if the message gets this offset. Needs a partition, or a topic with only one.
             expected_version: append only if the key has so many messages; 0: it must be new. Needs a key, and a topic
-                with `key_versions`.
+                with `key_versions`, which is not created.
             reply: the message is a job whose result is awaited: return a handle for it instead of the receipt.
 
         Returns:
@@ -203,6 +203,8 @@ class AsyncBus(AsyncBusObservation):
             UnexpectedOffset: if the message would not get `expected_offset`; nothing was appended.
             UnexpectedVersion: if the key has not `expected_version` messages; nothing was appended.
             DiskFull: if the broker's disk is full; nothing was appended.
+            LimitExceeded: if, for a list of topics, open transactions have staged `staged_bytes_max` bytes.
+            SubscriptionFull: if a leased subscription of one of a list of topics is full; nothing was appended.
             Timeout: if no receipt arrives in time; the message may still be published.
 
         Example:

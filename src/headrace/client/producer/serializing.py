@@ -25,10 +25,15 @@ class CannotDeserialize(HeadraceError):
 
     code = "cannot_deserialize"
 
-    def __init__(self, topic: str, partition: int, offset: int, reason: Exception, message: Any) -> None:
+    def __init__(
+        self, topic: str, partition: int, offset: int, reason: Exception, message: Any, version: int | None = None
+    ) -> None:
+        """An error about a message; with its version if it is read as an event of its key."""
+        which, then = f"message {offset} of {topic}[{partition}]", ", and iterating again goes on behind it"
+        if version is not None:
+            which, then = f"version {version} of the key {shown(message.key)} in {topic}", ""
         super().__init__(
-            f"message {offset} of {topic}[{partition}] cannot be deserialized: {shown(reason)}; "
-            "its value is in the error's .message.value, and iterating again goes on behind it",
+            f"{which} cannot be deserialized: {shown(reason)}; its value is in the error's .message.value{then}",
             topic=topic,
             partition=partition,
             offset=offset,
@@ -36,6 +41,7 @@ class CannotDeserialize(HeadraceError):
         self.topic = topic
         self.partition = partition
         self.offset = offset
+        self.version = version
         self.message = message
 
 

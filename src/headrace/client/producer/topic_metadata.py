@@ -55,6 +55,11 @@ def expected_place(offset: int | None, version: int | None, key: bytes | None) -
     return ExpectedPlace(offset, version)
 
 
+def may_create(expected: ExpectedPlace | None) -> bool:
+    """Whether a topic may be created for messages: one that is created so counts no versions, and refuses them."""
+    return expected is None or expected.version is None
+
+
 def expected_batch(version: int | None) -> ExpectedPlace | None:
     """What is expected of a batch whose messages have one key."""
     if version is None:

@@ -14,7 +14,7 @@ from headrace.client.producer.partition_sender import PartitionSender
 from headrace.client.producer.pending_batch import OutgoingMessage, PendingBatch, WhenSent
 from headrace.client.producer.producer_settings import ProducerSettings
 from headrace.client.producer.serializing import serialized, to_bytes
-from headrace.client.producer.topic_metadata import ExpectedPlace, TopicMetadata, check_partition
+from headrace.client.producer.topic_metadata import ExpectedPlace, TopicMetadata, check_partition, may_create
 from headrace.client.results import Receipt
 from headrace.model.arguments import checked_timeout, shown
 from headrace.model.errors import InvalidArgument, MessageTooLarge, PartitionNotFound
@@ -165,7 +165,7 @@ class AsyncAccumulator:
         metadata, deadline = self._metadata_cache.known(topic), None
         if metadata is None:
             deadline = now() + self._timeout
-            metadata = await self._metadata_cache.get(topic, deadline)
+            metadata = await self._metadata_cache.get(topic, deadline, create=may_create(expected))
         try:
             return await self._place(message, value, metadata, callback, durability, expected, urgent, deadline)
         except (MessageTooLarge, PartitionNotFound) as refusal:
@@ -241,7 +241,10 @@ class AsyncAccumulator:
             self.send_open_batches()
             return list(dict.fromkeys(batch for batch, _ in added))
         checked = given.checked(self._serializer)
-        metadata = self._metadata_cache.known(topic) or await self._metadata_cache.get(topic, now() + self._timeout)
+        metadata = self._metadata_cache.known(topic)
+        if metadata is None:
+            deadline = now() + self._timeout
+            metadata = await self._metadata_cache.get(topic, deadline, create=may_create(expected))
 
         def planned(metadata: TopicMetadata) -> BatchPlan:
             keyless = self._keyless_partition(topic, metadata)

@@ -35,8 +35,8 @@ class AsyncMetadataCache:
             self._broker.connection.request_nowait(TopicDescribe(topic), b"", tell)
         return metadata
 
-    async def get(self, topic: str, deadline: float | None = None) -> TopicMetadata:
-        """Return the metadata of a topic, which the broker may create now."""
+    async def get(self, topic: str, deadline: float | None = None, *, create: bool = True) -> TopicMetadata:
+        """Return the metadata of a topic, which the broker may create now, unless `create` is false."""
         metadata = self.known(topic)
         if metadata is None:
             if deadline is None:
@@ -44,7 +44,7 @@ class AsyncMetadataCache:
             async with self._lock:
                 metadata = self._known.get(topic)
                 if metadata is None:
-                    head = TopicDescribe(topic, create=True)
+                    head = TopicDescribe(topic, create=create)
                     info = await self._broker.request(head, timeout=deadline - now())
                     metadata = self.learn(topic, info)
         return metadata

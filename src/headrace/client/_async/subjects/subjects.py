@@ -14,7 +14,7 @@ from headrace.model.batch import Columns, encode
 from headrace.model.errors import InvalidArgument
 from headrace.model.headers import GivenHeaders, checked_headers
 from headrace.model.representation import described
-from headrace.model.subject import checked_pattern
+from headrace.model.subject import checked_pattern, checked_subject
 from headrace.model.subject_requests import SubjectPublish, SubjectPublished, SwitchboardDescribe, SwitchboardInfo
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class AsyncSubjects:
 
         Parameters:
             subject: the subject.
-            values: the messages' values, 65,536 at most, each as for `publish`.
+            values: the messages' values, 65,536 at most, each as for `publish`; if there are none, nothing is sent.
             keys: one for each value, or None where there is none.
             headers: one mapping or list of pairs for each value, or None.
             timestamps: one for each value, or None.
@@ -107,7 +107,7 @@ class AsyncSubjects:
 
         Raises:
             InvalidArgument: if the subject or another argument is wrong.
-            BatchTooLarge: if there are no messages, too many, or more than 32 MiB of them.
+            BatchTooLarge: if there are too many messages, or more than 32 MiB of them.
             Timeout: if the broker does not answer in time.
 
         Example:
@@ -205,5 +205,8 @@ class AsyncSubjects:
             columns.headers = [checked_headers(each) for each in headers]
         if timestamps is not None:
             columns.timestamps = [now_us if moment is None else microseconds(moment) for moment in timestamps]
+        if not columns.values:
+            checked_subject(subject.rpartition("/")[2])
+            return SubjectPublished()
         batch = encode(columns, now_us)
         return await self._broker.request(SubjectPublish(subject), batch.data, repeat=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.client._sync.concurrency import Guard
+from headrace.client._sync.concurrency import Guard, now
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
 from headrace.client._sync.producer.metadata_cache import MetadataCache
 from headrace.client._sync.producer.transaction import Transaction
@@ -15,9 +15,10 @@ from headrace.client.producer.pending_batch import checked_key
 from headrace.client.producer.topic_metadata import TopicMetadata
 from headrace.client.results import Receipt
 from headrace.model.arguments import shown
-from headrace.model.errors import InvalidArgument
+from headrace.model.errors import InvalidArgument, Timeout, TransactionNotFound
 from headrace.model.limits import MULTICAST_TOPICS_MAX
 from headrace.model.partitioning import by_key
+from headrace.model.requests import TransactionCommitted
 
 _NAME = "headrace.multicast."
 _UNKNOWN_OFFSET = -1
@@ -44,20 +45,42 @@ class Multicast:
         """Publish a message to all of the topics, or to none; returns a receipt for each, in their order."""
         names = self._checked_topics(topics)
         name, sequence = self._take()
-        transaction = Transaction(self._broker, self._metadata_cache, name, sequence, timeout, self._bus)
-        receipts: list[Receipt] = []
-        with transaction:
-            for topic in names:
-                metadata = transaction.metadata(topic)
-                number = self._partition(metadata, fields.get("partition"), checked_key(key))
-                transaction.publish(topic, value, key=key, **{**fields, "partition": number})
-                receipts.append(Receipt(topic, number, _UNKNOWN_OFFSET, 1, metadata.durability))
+        deadline = now() + timeout
+        receipts: dict[str, Receipt] = {}
+        while True:
+            transaction = Transaction(self._broker, self._metadata_cache, name, sequence, timeout, self._bus)
+            try:
+                with transaction:
+                    for topic in names:
+                        before = receipts.get(topic)
+                        number = fields.get("partition") if before is None else before.partition
+                        receipts[topic] = self._stage(transaction, topic, value, key, {**fields, "partition": number})
+                break
+            except TransactionNotFound:  # the broker restarted: with the same sequence, a committed one is recognised
+                if now() >= deadline:
+                    raise Timeout(
+                        f"the message was not committed in {timeout:g} s, as the broker lost its transaction again and "
+                        "again; publish it again"
+                    ) from None
         with self._guard:
             self._turn += 1
             self._free.append((name, sequence + 1))
-        assert transaction.outcome is not None
-        offsets = {self._full_name(place.topic): place.offset for place in transaction.outcome.places}
-        repeated = transaction.outcome.repeated
+        return self._located(transaction.outcome, list(receipts.values()))
+
+    def _stage(
+        self, transaction: Transaction, topic: str, value: bytes | None, key: bytes | str | None, fields: Any
+    ) -> Receipt:
+        """Publish the message to one of the topics with the commit; the offset is known afterwards."""
+        metadata = transaction.metadata(topic)
+        number = self._partition(metadata, fields["partition"], checked_key(key))
+        transaction.publish(topic, value, key=key, **{**fields, "partition": number})
+        return Receipt(topic, number, _UNKNOWN_OFFSET, 1, metadata.durability)
+
+    def _located(self, outcome: TransactionCommitted | None, receipts: list[Receipt]) -> list[Receipt]:
+        """The receipts with the offsets that the commit told; None: it was found to have happened before."""
+        places = [] if outcome is None else outcome.places
+        offsets = {self._full_name(place.topic): place.offset for place in places}
+        repeated = outcome is None or outcome.repeated
         return [
             msgspec.structs.replace(one, offset=offsets.get(self._full_name(one.topic), one.offset), duplicate=repeated)
             for one in receipts

@@ -202,7 +202,7 @@ class Transaction:
         message = OutgoingMessage(topic, value, checked_key(key), **fields)
         expected_place(None, expected_version, message.key)
         deadline = now() + self._broker.timeout
-        metadata = self._metadata_cache.get(topic, deadline)
+        metadata = self._metadata_cache.get(topic, deadline, create=expected_version is None)
         if expected_version is not None:
             given = GivenMessages([value], *([each] for each in _given_fields(message)))
             self._publish_expected(topic, given.checked(to_bytes), message.partition, metadata, expected_version)
@@ -257,7 +257,7 @@ class Transaction:
         checked = given_messages(values, keys, key, **columns).checked(to_bytes)
         expected_batch(expected_version)
         deadline = now() + self._broker.timeout
-        metadata = self._metadata_cache.get(topic, deadline)
+        metadata = self._metadata_cache.get(topic, deadline, create=expected_version is None)
         if expected_version is not None:
             self._publish_expected(topic, checked, partition, metadata, expected_version)
             return

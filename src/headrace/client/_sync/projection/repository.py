@@ -4,8 +4,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.client._sync.bus import Bus
-from headrace.client.producer.serializing import Deserializer, Serializer, deserializer_of, serialized, serializer_of
+from headrace.client.producer.serializing import (
+    CannotDeserialize,
+    Deserializer,
+    Serializer,
+    deserializer_of,
+    serialized,
+    serializer_of,
+)
 from headrace.client.projection.aggregate import Aggregate
+from headrace.client.results import Received
 from headrace.client.times import checked_count
 from headrace.model.arguments import check_callable
 from headrace.model.errors import EventsMissing, UnexpectedVersion
@@ -61,6 +69,7 @@ class Repository:
 
         Raises:
             EventsMissing: if compaction or damage has removed events.
+            CannotDeserialize: if an event is not what the deserializer expects, such as JSON.
             TopicNotFound: if the topic does not exist.
 
         Example:
@@ -83,6 +92,7 @@ class Repository:
 
         Raises:
             EventsMissing: if compaction or damage has removed events.
+            CannotDeserialize: if an event is not what the deserializer expects, such as JSON.
 
         Example:
             >>> info = bus.create_topic("accounts", key_versions=True)
@@ -99,11 +109,17 @@ class Repository:
                     f"{self._topic} has no version {version} of {key!r}: compaction or damage has removed it",
                     version=version,
                 )
-            value = event.value
-            decoded = value if value is None or self._deserializer is None else self._deserializer(value)
-            state = self._fold(state, decoded)
+            state = self._fold(state, self._decoded(event))
             version += 1
         return Aggregate(key, state, version)
+
+    def _decoded(self, event: Received) -> Any:
+        if event.value is None or self._deserializer is None:
+            return event.value
+        try:
+            return self._deserializer(event.value)
+        except Exception as error:
+            raise CannotDeserialize(self._topic, event.partition, event.offset, error, event, event.version) from error
 
     def save(self, aggregate: Aggregate, events: Sequence[Any]) -> Aggregate:
         """Append events to an aggregate, unless somebody else has since it was loaded.
@@ -156,6 +172,7 @@ class Repository:
         Raises:
             UnexpectedVersion: if somebody else was faster every time.
             EventsMissing: if compaction or damage has removed events.
+            CannotDeserialize: if an event is not what the deserializer expects, such as JSON.
 
         Example:
             >>> info = bus.create_topic("accounts", key_versions=True)
