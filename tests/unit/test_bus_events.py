@@ -176,6 +176,8 @@ FACT_EVENTS: dict[type, set[str]] = {
     facts.TopicFilesRemoved: set(),
     facts.IdsReserved: set(),
     facts.OffsetsReserved: set(),
+    facts.IdempotencyKeyUsed: set(),
+    facts.IdempotencyReceiptStored: set(),
 }
 LEASED_FACT_EVENTS: dict[str, set[str]] = {
     "SubscriptionSet": {"subscription.created", "subscription.altered"},
