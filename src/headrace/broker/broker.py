@@ -111,6 +111,7 @@ from headrace.model.schedule_requests import (
     ScheduleSet,
 )
 from headrace.model.standing_lease import LeaseClose, LeaseCredit, LeaseOpen
+from headrace.model.system_topics import check_clients_topic
 from headrace.model.topic import DEFAULT_TENANT, checked_tenant
 
 A = TypeVar("A", bound=Answer)
@@ -492,6 +493,8 @@ class Broker:
     ) -> Published | PendingAnswer[Published]:
         topics = self._topics
         topic = topics.get_or_create(request.topic, now_us)
+        if topic.is_brokers:
+            check_clients_topic(request.topic)
         active = topics.active(topic, request.partition)
         if self._ballast.dropped and active.partition.durable:
             raise DiskFull(_FULL_DISK)
@@ -505,6 +508,7 @@ class Broker:
     def _publish_once(
         self, session: Session, request: PublishOnce, body: memoryview, now_us: int
     ) -> PublishedOnce | PendingAnswer[PublishedOnce]:
+        check_clients_topic(request.topic)
         topic = self._topics.get_or_create(request.topic, now_us)
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
@@ -525,6 +529,7 @@ class Broker:
     def _stage(
         self, session: Session, request: TransactionStage, body: memoryview, now_us: int
     ) -> TransactionStaged | PendingAnswer[TransactionStaged]:
+        check_clients_topic(request.topic)
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
         if self._policies.refusing:

@@ -8,6 +8,7 @@ from headrace.client._sync.admin.service_registrations import ServiceRegistratio
 from headrace.client.times import check_name, checked_seconds
 from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
+from headrace.model.limits import SERVICE_TTL_MS_MAX, SERVICE_TTL_MS_MIN
 from headrace.model.service_requests import (
     ErrorList,
     ErrorReport,
@@ -91,7 +92,8 @@ class Services:
             _checked_names(serves, "serves"),
             {topic: _checked_schema(topic, schema) for topic, schema in (schemas or {}).items()},
         )
-        request = ServiceRegister(definition, round(checked_seconds(ttl, "ttl", 0.1) * 1000))
+        checked_seconds(ttl, "ttl", SERVICE_TTL_MS_MIN / 1000, SERVICE_TTL_MS_MAX / 1000)
+        request = ServiceRegister(definition, round(ttl * 1000))
         self._registrations.add(request)
         return definition.instance
 
