@@ -142,6 +142,10 @@ ERRORS_REPORTED_MAX = 100
 ERROR_BYTES_MAX = 64 << 10
 """One reported error, encoded, its traceback and details included."""
 
+ERRORS_KEPT_BYTES_MAX = 32 << 20
+ERRORS_KEPT_TENANT_BYTES_MAX = 2 << 20
+"""Excerpts of the newest errors of services in memory, of all tenants together and of one."""
+
 LOG_RULES_MAX = 1000
 """Logging levels that are set in one broker."""
 

@@ -8,6 +8,11 @@ from headrace.model.kinds import Kind
 from headrace.model.request import Answer, Permission, Request, Resource, Verb, WireStruct, declare
 from headrace.model.requests import Done
 
+OTHER_CODES = "other"
+"""Counts the errors of a service that have more codes than are counted apart."""
+OTHER_SERVICES = "others"
+"""Counts the errors of services beyond those that are counted apart."""
+
 
 class ServiceDefinition(WireStruct):
     """What an instance of a service says of itself."""
@@ -175,16 +180,18 @@ class ErrorSummary(WireStruct):
     """Empty: of clients that are no registered service."""
     total: int
     codes: dict[str, int]
-    """How many, by code; beyond some codes the rest counts as `other`."""
+    """How many, by code, of which the first 100 characters count; beyond 100 codes the rest counts as `other`."""
     last_us: int
     last: list[ServiceError] = msgspec.field(default_factory=list)
-    """The newest ones, the last one first."""
+    """The newest ones, the last one first; of large ones excerpts, whose details have `truncated`."""
 
 
 class ErrorsFound(Answer):
     """The answer to ErrorList."""
 
     services: list[ErrorSummary]
+    truncated: bool = False
+    """Whether fewer of the newest errors are there than were asked for, because memory for them is bounded."""
 
 
 @declare(Kind.ERROR_LIST, Permission(Verb.DESCRIBE, Resource.SERVICE, "service"))

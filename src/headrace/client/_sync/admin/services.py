@@ -198,6 +198,9 @@ class Services:
     def errors(self, service: str = "", *, last: int = 10) -> ErrorSummaries:
         """Count the errors of services since the broker was started, and return the newest.
 
+        The broker keeps excerpts of the newest errors, as far as memory for them reaches, and counts at most 500
+        services of a tenant apart, the rest as `others`. The topic `headrace.errors` has all of every error.
+
         Parameters:
             service: the service's name; by default all services.
             last: how many of the newest errors of each service to return, up to 50.
