@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.broker import services
@@ -237,7 +238,8 @@ def test_the_number_of_instances_is_bounded(bench: Workbench, monkeypatch: pytes
         (ServiceDefinition("billing", ""), 1000, "cannot name a service instance"),
         (ServiceDefinition("billing", "i1", produces=["*"]), 1000, "cannot name a topic"),
         (ServiceDefinition("billing", "i1", serves=["a..b"]), 1000, "a..b"),
-        (ServiceDefinition("billing", "i1", metadata={"a": "x" * 70_000}), 1000, "leave out some metadata"),
+        (ServiceDefinition("billing", "i1", metadata={"a": "x" * 16_384}), 1000, "leave out some metadata"),
+        (ServiceDefinition("billing", "i1", "1" * 101), 1000, "up to 100 characters"),
         (ServiceDefinition("billing", "i1"), 99, "ttl_ms must be"),
         (ServiceDefinition("billing", "i1"), 3_600_001, "ttl_ms must be"),
     ],
@@ -246,6 +248,68 @@ def test_what_is_refused(bench: Workbench, definition: ServiceDefinition, ttl_ms
     with pytest.raises(InvalidArgument, match=text):
         bench.ask(ServiceRegister(definition, ttl_ms))
     assert found(bench) == []
+
+
+def test_what_services_say_of_themselves_is_bounded(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "SERVICES_TENANT_BYTES_MAX", 4000)
+    monkeypatch.setattr(services, "SERVICES_BYTES_MAX", 6000)
+    large = {"a": "x" * 1800}
+    acme = remote(bench, tenant="acme")
+    for number in range(2):
+        register(bench, instance=f"i{number}", metadata=large)
+    with pytest.raises(LimitExceeded, match="leave out metadata"):
+        register(bench, instance="i2", metadata=large)
+    register(bench, instance="i0", metadata=large, version="2")
+    register(bench, session=acme, metadata=large)
+    with pytest.raises(LimitExceeded):
+        register(bench, instance="i2", session=acme, metadata=large)
+    register(bench, instance="i1")  # says less of itself
+    register(bench, instance="i2", session=acme, metadata=large)
+    for session in (None, acme):
+        for instance in ("i0", "i1", "i2"):
+            bench.ask(ServiceDeregister("billing", instance), session=session)
+    assert bench.broker._services._bytes == 0
+    assert bench.broker._services._tenant_bytes == {}
+
+
+def test_large_services_are_listed_and_described(bench: Workbench) -> None:
+    for number in range(150):
+        metadata = {"a": "x" * 14_000}
+        register(bench, instance=f"i{number:03}", metadata=metadata, produces=[f"t{number}-{n}" for n in range(100)])
+    (listed,) = bench.ask(ServiceList()).services
+    assert (len(listed.instances), listed.instances_total, listed.truncated) == (100, 150, True)
+    assert listed.instances[0].metadata == {}
+    assert len(listed.produces) == 100
+    assert len(msgspec.msgpack.encode(listed)) < 100_000
+    assert found(bench, produces="t149-99") == ["billing"]
+    assert found(bench, produces="t150-1") == []
+    info = describe(bench)
+    assert info.instances[0].metadata == {"a": "x" * 14_000}
+    assert (len(info.instances) < 150, info.instances_total, info.truncated) == (True, 150, True)
+    assert len(msgspec.msgpack.encode(info)) < 2 << 20
+    for number in range(150):
+        schemas = {f"s{number}": {"title": "x" * 14_000}}
+        register(bench, "shop", instance=f"i{number}", schemas=schemas)
+    shop = describe(bench, "shop")
+    assert (len(shop.instances), shop.truncated) == (150, True)
+    assert 50 < len(shop.schemas) < 100
+    assert not bench.ask(ServiceList("nobody")).services
+
+
+@pytest.mark.parametrize("tenant", ["", "acme"])
+def test_lists_have_pages(bench: Workbench, tenant: str) -> None:
+    session = remote(bench, tenant=tenant)
+    for number in range(450):
+        produces = [f"topic-of-a-long-name-{number}-{n}" for n in range(100)]
+        register(bench, f"s{number:03}", session=session, produces=produces)
+    names, after, pages = list[str](), "", 0
+    while pages == 0 or after:
+        page = bench.ask(ServiceList(after=after), session=session)
+        assert len(msgspec.msgpack.encode(page)) < 600_000
+        names += [info.name for info in page.services]
+        after, pages = page.next, pages + 1
+    assert names == [f"s{number:03}" for number in range(450)]
+    assert pages == 3
 
 
 def test_many_instances_are_listed_in_slices(bench: Workbench) -> None:

@@ -129,8 +129,15 @@ SCHEDULES_MAX = 10_000
 SERVICE_INSTANCES_MAX = 10_000
 """Registered instances of services of one broker."""
 
-SERVICE_BYTES_MAX = 64 << 10
+SERVICE_BYTES_MAX = 16 << 10
 """What one instance of a service says of itself, encoded: metadata, topics, subjects and schemas together."""
+
+SERVICES_BYTES_MAX = 64 << 20
+SERVICES_TENANT_BYTES_MAX = 16 << 20
+"""What all instances say of themselves, of all tenants together and of one."""
+
+SERVICE_VERSION_CHARS_MAX = 100
+"""The version of a service."""
 
 SERVICE_TTL_MS_MIN = 100
 SERVICE_TTL_MS_MAX = 3_600_000

@@ -93,21 +93,30 @@ class ServiceInfo(Answer):
     """By topic or subject, as the instance says that registered last; ServiceList leaves them out."""
     errors: int = 0
     """How many errors it has reported since the broker was started."""
+    instances_total: int = 0
+    """How many instances it has."""
+    truncated: bool = False
+    """Whether there are more instances, topics, subjects or schemas than are told here."""
 
 
 class ServicesFound(Answer):
     """The answer to ServiceList."""
 
+    tenant_fields = ("next",)
+
     services: list[ServiceInfo]
+    """With up to 100 instances each, without their metadata."""
     require_registration: bool = False
     """The tenant's policy."""
+    next: str = ""
+    """If there are more: ask again with this as `after`."""
 
 
 @declare(Kind.SERVICE_LIST, Permission(Verb.DESCRIBE, Resource.SERVICE))
 class ServiceList(Request[ServicesFound]):
     """Which services are registered? Those that match all that is given."""
 
-    tenant_fields = ("name", "produces", "consumes")
+    tenant_fields = ("name", "produces", "consumes", "after")
 
     name: str = ""
     produces: str = ""
@@ -116,6 +125,8 @@ class ServiceList(Request[ServicesFound]):
     """Reads this topic."""
     serves: str = ""
     """Answers requests on this subject."""
+    after: str = ""
+    """Only services with later names: what an answer before has as `next`."""
 
 
 @declare(Kind.SERVICE_DESCRIBE, Permission(Verb.DESCRIBE, Resource.SERVICE, "name"))

@@ -115,10 +115,10 @@ class AsyncServices:
         await self._registrations.remove(name)
 
     async def list(self) -> ServiceInfos:
-        """List the services that are registered, by name; without their schemas.
+        """List the services that are registered, by name.
 
         Returns:
-            The services, each with its instances.
+            The services, as from `find`.
 
         Raises:
             Timeout: if the broker does not answer in time.
@@ -140,7 +140,8 @@ class AsyncServices:
             serves: a subject on which it answers requests.
 
         Returns:
-            The services, by name and without their schemas.
+            The services, by name, without their schemas and metadata, and with up to 100 instances each:
+            `instances_total` says how many there are, and `describe` all of a service.
 
         Raises:
             Timeout: if the broker does not answer in time.
@@ -150,8 +151,13 @@ class AsyncServices:
             >>> [info.name for info in await bus.services.find(produces="orders")]
             ['shop']
         """
-        answer = await self._broker.request(ServiceList(name, produces, consumes, serves))
-        return answer.services
+        found: ServiceInfos = []
+        after: str | None = ""
+        while after is not None:
+            answer = await self._broker.request(ServiceList(name, produces, consumes, serves, after))
+            found += answer.services
+            after = answer.next or None
+        return found
 
     async def describe(self, name: str) -> ServiceInfo:
         """Describe a service: its instances, topics, subjects and schemas.
@@ -160,7 +166,7 @@ class AsyncServices:
             name: the service's name.
 
         Returns:
-            The service.
+            The service; `truncated` if it has more than fits into an answer.
 
         Raises:
             ServiceNotFound: if no instance of it is registered.
