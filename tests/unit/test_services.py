@@ -15,7 +15,7 @@ from headrace.model.bus_event import EventsRecord
 from headrace.model.errors import HeadraceError, InvalidArgument, LimitExceeded, NotRegistered, ServiceNotFound
 from headrace.model.identity import Identity
 from headrace.model.leasing import Lease, SubscriptionCreate
-from headrace.model.reading import Fetch
+from headrace.model.reading import Fetch, StreamCredit, StreamOpen
 from headrace.model.requests import (
     GroupList,
     Info,
@@ -37,6 +37,7 @@ from headrace.model.service_requests import (
     ServicePolicyAlter,
     ServiceRegister,
 )
+from headrace.model.standing_lease import LeaseEnd, LeaseOpen
 from headrace.testing.workbench import Workbench
 
 
@@ -402,6 +403,55 @@ def test_the_administrator_on_the_brokers_machine_is_not_locked_out(bench: Workb
         publish(bench, bench.session)
     bench.ask(ServicePolicyAlter(False), session=remote(bench))
     publish(bench, bench.session)
+
+
+@pytest.mark.parametrize("cause", ["policy", "deregistered"])
+@pytest.mark.parametrize("tenant", ["", "acme"])
+def test_what_the_unregistered_have_open_ends(bench: Workbench, cause: str, tenant: str) -> None:
+    session, other = remote(bench, tenant=tenant), remote(bench, "other", tenant)
+    bench.ask(TopicCreate("orders"), session=session)
+    bench.ask(SubscriptionCreate("orders"), session=session)
+    register(bench, "shop", session=other)
+    if cause == "deregistered":
+        register(bench, session=session)
+        bench.ask(ServicePolicyAlter(True), session=session)
+    streams = {one: bench.begin(StreamOpen("orders", 0, 0, 1000, 1), session=one) for one in (session, other)}
+    fetches = {one: bench.begin(Fetch("orders", 0, 0, wait_ms=60_000), session=one) for one in (session, other)}
+    leases = {one: bench.begin(Lease("orders", wait_ms=60_000), session=one) for one in (session, other)}
+    bench.ask(LeaseOpen("orders", credit_messages=10), session=session)
+    bench.run()
+    woken: list[object] = []
+    streams[session].start(lambda: woken.append("stream"))
+    fetches[session].start(lambda: woken.append("fetch"))
+    if cause == "deregistered":
+        bench.ask(ServiceDeregister("billing", "i1"), session=session)
+    else:
+        bench.ask(ServicePolicyAlter(True), session=session)
+    assert sorted(woken) == ["fetch", "stream"]
+    bench.ask(StreamCredit(1, 1 << 20), session=other)
+    with pytest.raises(NotRegistered):
+        streams[session].read(1000, bench.now_us)
+    with pytest.raises(NotRegistered):
+        fetches[session].read(bench.now_us)
+    assert isinstance(leases[session].outcome, NotRegistered)
+    (end,) = [pushed for pushed in bench.pushed if isinstance(pushed, LeaseEnd)]
+    assert end.code == "not_registered"
+    assert not leases[other].resolved
+    bench.ask(Publish("orders", 0), bench.batch([b"secret"]).data, session=other)
+    assert streams[other].read(1000, bench.now_us) is not None
+    assert fetches[other].read(bench.now_us) is not None
+    assert leases[other].resolved, "nobody else gets the message"
+
+
+def test_a_local_reader_of_events_goes_on_with_the_policy(bench: Workbench) -> None:
+    bench.session.is_local = True
+    bench.ask(EventsRecord())
+    bench.publish("orders", [b"x"])
+    own, orders = bench.open_stream("headrace.events"), bench.open_stream("orders")
+    bench.ask(ServicePolicyAlter(True))
+    assert own.read(1 << 20, bench.now_us) is not None
+    with pytest.raises(NotRegistered):
+        orders.read(1000, bench.now_us)
 
 
 def test_each_tenant_has_its_own_policy(bench: Workbench) -> None:

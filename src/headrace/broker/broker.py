@@ -123,6 +123,8 @@ Handler = Callable[[Session, Any, memoryview, int], Any]
 
 UNIX_SCHEME = "headrace+unix:"
 """What addresses of Unix sockets begin with: they are paths."""
+_ENDED_TOGETHER = 100
+"""Streams, fetches and leases that are ended per slice."""
 _FULL_DISK = (
     "the disk is full, and the remaining space is reserved for freeing more; nothing was appended: trim topics "
     "(headrace topic trim), or free some space"
@@ -190,6 +192,7 @@ class Broker:
         self._observability = Observability(observed, self._ledger, ports, self._turns, always=settings.record_events)
         self._services = self._observability.services
         self._restricted = self._services.restricted
+        self._services.tightened.connect(self._end_unregistered)
         self._sessions: set[Session] = set()
         self._draining = False
         self.wall_offset_us = 0
@@ -311,6 +314,20 @@ class Broker:
             self._services.check(session, request)
         return handler
 
+    def _end_unregistered(self, tenant: str) -> None:
+        """End what sessions of a tenant have open that may not use the bus any more, in slices."""
+        opened = [*self._readers.opened(), *self._standing.opened(), *self._leasing.waiting()]
+
+        def steps() -> Steps:
+            for number, (session, request, end) in enumerate(opened, 1):
+                refusal = self._services.refusal(session, request) if session.tenant == tenant else None
+                if refusal is not None:
+                    end(refusal)
+                if number % _ENDED_TOGETHER == 0:
+                    yield
+
+        in_slices(self._ports, steps())
+
     def _log_levels_changed(self, *_: object) -> None:
         levels = self._observability.levels
         self._handlers = levels.traced(self._plain_handlers) if levels.active else self._plain_handlers
@@ -431,7 +448,7 @@ class Broker:
             Publish: self._publish,
             PublishOnce: self._publish_once,
             PartitionCount: self._count_partitions,
-            Fetch: lambda _, ask, __, now: readers.fetch(ask, now),
+            Fetch: lambda session, ask, _, now: readers.fetch(session, ask, now),
             StreamOpen: lambda session, ask, _, __: readers.open(session, ask),
             StreamCredit: lambda session, ask, _, __: readers.credit(session, ask),
             StreamClose: lambda session, ask, _, __: readers.close(session, ask),

@@ -114,6 +114,8 @@ class ServiceRegistry:
         """An instance was `registered`, `altered` or `deregistered`, or has `expired`, with the time."""
         self.policy_changed: Signal[str, bool, int] = Signal()
         """A tenant's policy was changed: the tenant, whether it requires registration, and the time."""
+        self.tightened: Signal[str] = Signal()
+        """Sessions of a tenant may not use the bus any more, although they could before."""
         self._services: dict[str, dict[str, LiveInstance]] = {}
         """By name and instance."""
         self._by_client: dict[tuple[str, str], LiveInstance] = {}
@@ -130,9 +132,15 @@ class ServiceRegistry:
 
     def check(self, session: Session, request: Request[Any]) -> None:
         """Refuse what a session asks for that is no registered service of a tenant that requires it."""
+        refusal = self.refusal(session, request)
+        if refusal is not None:
+            raise refusal
+
+    def refusal(self, session: Session, request: Request[Any]) -> NotRegistered | None:
+        """Why a session may not ask for this; None if it may."""
         if session.services or session.tenant not in self.restricted or _is_exempt(session, request):
-            return
-        raise NotRegistered(
+            return None
+        return NotRegistered(
             f"the tenant {session.tenant} admits registered services only, and {session.client or 'this client'} is "
             "none: register it (bus.services.register, or App(service=...)), or let an administrator run `headrace "
             "service policy --require-registration off`"
@@ -145,6 +153,8 @@ class ServiceRegistry:
             self._ledger.record(now_us, ServicePolicySet(tenant, wanted))
             (self.restricted.add if wanted else self.restricted.discard)(tenant)
             self.policy_changed(tenant, wanted, now_us)
+            if wanted:
+                self.tightened(tenant)
         return self._ledger.durably(ServicePolicy(wanted))
 
     # Instances.
@@ -195,6 +205,8 @@ class ServiceRegistry:
             session.services.pop(known.key, None)
             if self._is_live(known):
                 self._remove(known, now_us, "deregistered")
+            if session.tenant in self.restricted:
+                self.tightened(session.tenant)
         return Done()
 
     def touch(self, session: Session, now_us: int) -> None:
