@@ -116,6 +116,21 @@ def test_registered_services_use_a_bus_that_requires_it(run: Run, topic: str) ->
     run(story)
 
 
+def test_live_subscriptions_end_when_registration_is_required(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        try:
+            async with bus.subjects.subscribe(f"{topic}.>", timeout=10) as messages:
+                await bus.subjects.publish(f"{topic}.a", b"a")
+                assert (await anext(aiter(messages))).value == b"a"
+                await bus.services.require_registration(True)
+                with pytest.raises(errors.NotRegistered):
+                    await anext(aiter(messages))
+        finally:
+            await bus.services.require_registration(False)
+
+    run(story)
+
+
 def test_nothing_is_sent_over_a_new_connection_before_the_registration(
     run: Run, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,15 @@ from headrace.broker.facts import BrokerState, decode_fact, encode_fact
 from headrace.broker.ports import Session
 from headrace.model.batch import NO_PRODUCER
 from headrace.model.bus_event import EventsRecord
-from headrace.model.errors import HeadraceError, InvalidArgument, LimitExceeded, NotRegistered, ServiceNotFound
+from headrace.model.errors import (
+    HeadraceError,
+    InvalidArgument,
+    LimitExceeded,
+    NoResponders,
+    NotRegistered,
+    ResponderLost,
+    ServiceNotFound,
+)
 from headrace.model.identity import Identity
 from headrace.model.leasing import Lease, SubscriptionCreate
 from headrace.model.reading import Fetch, StreamCredit, StreamOpen
@@ -38,6 +46,7 @@ from headrace.model.service_requests import (
     ServiceRegister,
 )
 from headrace.model.standing_lease import LeaseEnd, LeaseOpen
+from headrace.model.subject_requests import RequestSend, ServeOpen, SubjectEnd, SubjectPublish, SubjectSubscribe
 from headrace.testing.workbench import Workbench
 
 
@@ -419,6 +428,10 @@ def test_what_the_unregistered_have_open_ends(bench: Workbench, cause: str, tena
     fetches = {one: bench.begin(Fetch("orders", 0, 0, wait_ms=60_000), session=one) for one in (session, other)}
     leases = {one: bench.begin(Lease("orders", wait_ms=60_000), session=one) for one in (session, other)}
     bench.ask(LeaseOpen("orders", credit_messages=10), session=session)
+    for one in (session, other):
+        bench.ask(SubjectSubscribe("prices.>"), session=one)
+        bench.ask(ServeOpen(f"quote.{one.client}"), session=one)
+    asked = bench.begin(RequestSend("quote.remote", 60_000), session=other)
     bench.run()
     woken: list[object] = []
     streams[session].start(lambda: woken.append("stream"))
@@ -436,6 +449,15 @@ def test_what_the_unregistered_have_open_ends(bench: Workbench, cause: str, tena
     assert isinstance(leases[session].outcome, NotRegistered)
     (end,) = [pushed for pushed in bench.pushed if isinstance(pushed, LeaseEnd)]
     assert end.code == "not_registered"
+    ends = [pushed for pushed in bench.pushed if isinstance(pushed, SubjectEnd)]
+    assert [(end.code, end.subscription is None, end.responder is None) for end in ends] == [
+        ("not_registered", False, True),
+        ("not_registered", True, False),
+    ]
+    assert isinstance(asked.outcome, ResponderLost)
+    assert bench.ask(SubjectPublish("prices.apples"), bench.batch([b"1"]).data, session=other).receivers == 1
+    with pytest.raises(NoResponders):
+        bench.ask(RequestSend("quote.remote", 60_000), session=other)
     assert not leases[other].resolved
     bench.ask(Publish("orders", 0), bench.batch([b"secret"]).data, session=other)
     assert streams[other].read(1000, bench.now_us) is not None

@@ -317,6 +317,7 @@ class Broker:
     def _end_unregistered(self, tenant: str) -> None:
         """End what sessions of a tenant have open that may not use the bus any more, in slices."""
         opened = [*self._readers.opened(), *self._standing.opened(), *self._leasing.waiting()]
+        opened += [*self._switchboard.opened(), *self._requests.opened()]
 
         def steps() -> Steps:
             for number, (session, request, end) in enumerate(opened, 1):
