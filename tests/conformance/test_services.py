@@ -1,6 +1,7 @@
 """One suite for services, their errors, events about the bus and logging levels: over all transports, both faces."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from tests.conformance.stage import Run, published, running, threaded
 
 from headrace import ServiceError, errors
+from headrace.client._sync.admin.service_registrations import ServiceRegistrations
 from headrace.model.errors import ConnectionFailed
 
 
@@ -25,7 +27,8 @@ def lines(bus: Any) -> list[Any]:
 
 def break_connections(bus: Any) -> None:
     for line in lines(bus):
-        line.connection.end(ConnectionFailed("cut by the test"))
+        if line.connection is not None:  # else it is broken already
+            line.connection.end(ConnectionFailed("cut by the test"))
 
 
 def test_a_service_registers_and_is_found(run: Run, topic: str) -> None:
@@ -83,6 +86,9 @@ def test_what_is_refused_is_not_registered_later(run: Run, topic: str) -> None:
             await bus.services.register(topic, metadata={"a": "x" * 100_000})
         with pytest.raises(errors.InvalidArgument):
             await bus.services.register(topic, schemas={"orders": "no object"})
+        for ttl in (0, 3601):
+            with pytest.raises(errors.InvalidArgument, match=r"0\.1 to 3600"):
+                await bus.services.register(topic, ttl=ttl)
         break_connections(bus)
         assert topic not in [one.name for one in await bus.services.list()]
 
@@ -107,6 +113,49 @@ def test_registered_services_use_a_bus_that_requires_it(run: Run, topic: str) ->
         finally:
             await bus.services.require_registration(False)
 
+    run(story)
+
+
+def test_live_subscriptions_end_when_registration_is_required(run: Run, topic: str) -> None:
+    async def story(bus: Any) -> None:
+        try:
+            async with bus.subjects.subscribe(f"{topic}.>", timeout=10) as messages:
+                await bus.subjects.publish(f"{topic}.a", b"a")
+                assert (await anext(aiter(messages))).value == b"a"
+                await bus.services.require_registration(True)
+                with pytest.raises(errors.NotRegistered):
+                    await anext(aiter(messages))
+        finally:
+            await bus.services.require_registration(False)
+
+    run(story)
+
+
+def test_nothing_is_sent_over_a_new_connection_before_the_registration(
+    run: Run, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up = ServiceRegistrations.connection_up
+
+    def slowly(registrations: ServiceRegistrations, connection: Any) -> None:
+        time.sleep(0.1)  # others send meanwhile, if they can
+        up(registrations, connection)
+
+    async def story(bus: Any) -> None:
+        await bus.create_topic(topic)
+        await bus.create_subscription(topic)
+        await bus.publish_many(topic, [b"a", b"b"])
+        await bus.services.register(topic)
+        await bus.services.require_registration(True)
+        try:
+            for _ in range(2):
+                async with bus.lease(topic, max=1, lease=60):
+                    break_connections(bus)
+                    await bus.publish(topic, b"c")
+                    break_connections(bus)
+        finally:
+            await bus.services.require_registration(False)
+
+    monkeypatch.setattr(ServiceRegistrations, "connection_up", slowly)
     run(story)
 
 

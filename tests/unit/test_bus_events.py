@@ -7,15 +7,18 @@ from typing import Any, get_args
 
 import pytest
 
-from headrace.broker import bus_events, facts, route_facts
+import headrace
+from headrace.broker import bus_events, facts, route_facts, topics
+from headrace.broker.bus_events import bare_name
 from headrace.broker.facts import AnyFact
 from headrace.broker.leased_facts import LeasedFact
 from headrace.broker.pending_answer import AnswerWithBody
 from headrace.broker.ports import Session
 from headrace.broker.settings import BrokerSettings
 from headrace.model.batch import parse
-from headrace.model.bus_event import BusEvent, EventsRecord, decode_event
+from headrace.model.bus_event import EVENT_KINDS, BusEvent, EventsRecord, decode_event
 from headrace.model.errors import HeadraceError, InvalidArgument
+from headrace.model.idempotency import PublishOnce
 from headrace.model.leasing import (
     Holding,
     Lease,
@@ -35,10 +38,13 @@ from headrace.model.requests import (
     GroupLeave,
     GroupSeek,
     PartitionOffset,
+    Publish,
     TopicAlter,
     TopicCreate,
     TopicDelete,
     TopicList,
+    TransactionBegin,
+    TransactionStage,
 )
 from headrace.model.route_requests import RouteDefinition, RouteRemove, RouteSet
 from headrace.model.schedule_requests import ScheduleDefinition, SchedulePause, ScheduleRemove, ScheduleSet
@@ -148,7 +154,7 @@ CHANGES: dict[str, Callable[[Workbench], None]] = {
     "dead_letter.added": bury,
     "dead_letter.redriven": then(bury, asks(Redrive("jobs"))),
     "log_level.set": asks(LogLevelSet(LogLevelRule("topic", "orders", "debug"))),
-    "log_level.reset": asks(LogLevelReset()),
+    "log_level.reset": asks(LogLevelSet(LogLevelRule("topic", "orders", "debug")), LogLevelReset()),
 }
 """What causes each kind of event."""
 
@@ -427,3 +433,68 @@ def test_a_deleted_topic_for_events_ends_the_recording(bench: Workbench) -> None
 def test_what_is_no_event_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="no event of the bus"):
         decode_event(b"{}")
+
+
+def test_events_of_logging_levels_say_which_one_was_reset(bench: Workbench) -> None:
+    bench.ask(LogLevelSet(LogLevelRule("topic", "orders", "debug")))
+    bench.ask(LogLevelSet(LogLevelRule("producer", "shop", "error")))
+    bench.ask(LogLevelReset("producer", "nobody"))
+    bench.ask(LogLevelReset("topic", "orders"))
+    told = [(event.action, event.name, event.details) for event in events(bench) if event.kind == "log_level"]
+    assert told[2:] == [("reset", "topic", {"pattern": "orders", "level": "debug"})]
+    bench.ask(LogLevelSet(LogLevelRule("broker", "", "error")))
+    bench.ask(LogLevelReset())
+    bench.ask(LogLevelReset())
+    reset = [
+        (event.name, event.details["level"]) for event in events(bench) if event.subject == "$events.log_level.reset"
+    ]
+    assert reset[1:] == [("broker", "error"), ("producer", "error")]
+
+
+def test_every_kind_of_event_is_known() -> None:
+    assert {subject.partition(".")[0] for subject in CHANGES} | {"event"} == set(EVENT_KINDS)
+
+
+WRITES: dict[str, Callable[[str], tuple[Request[Any], bool]]] = {
+    "publish": lambda topic: (Publish(topic, 0), True),
+    "publish once": lambda topic: (PublishOnce(topic, b"k" * 16, b"r" * 16, []), True),
+    "stage": lambda topic: (TransactionStage("t", 1, topic, 0), True),
+    "schedule": lambda topic: (ScheduleSet(ScheduleDefinition("beat", topic, "every 1h")), False),
+    "route": lambda topic: (RouteSet(RouteDefinition("r", [topic], source="orders", key="a")), False),
+    "errors of a route": lambda topic: (
+        RouteSet(RouteDefinition("r", ["bills"], source="orders", key="a", error_topic=topic)),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+@pytest.mark.parametrize("topic", ["headrace.events", "headrace.errors", "headrace.results", "acme/headrace.events"])
+def test_only_the_broker_writes_to_its_topics(bench: Workbench, topic: str, way: str) -> None:
+    events(bench)
+    bench.ask(TransactionBegin("t"))
+    if "route" in way and "/" in topic:
+        pytest.skip("a route stays in its tenant anyway")
+    request, has_body = WRITES[way](topic)
+    body = bench.batch([b"oops"]).data if has_body else b""
+    with pytest.raises(InvalidArgument, match="only the broker itself writes to"):
+        bench.ask(request, body)
+    with pytest.raises(InvalidArgument, match="only the broker itself writes to"):
+        bench.ask(WRITES[way](bare_name(topic))[0], body, session=bench.connect(tenant="acme"))
+
+
+def test_clients_write_to_other_topics_of_headrace(bench: Workbench) -> None:
+    for topic in ("headrace.ingress", "headrace.pipelines", "headrace.archive"):
+        bench.publish(topic, [b"x"])
+
+
+def test_readers_skip_what_is_no_event(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(topics, "BROKER_TOPICS", frozenset())  # as before, when everybody could write there
+    with headrace.open(":memory:") as bus:
+        bus.events.record()
+        bus.publish("headrace.events", b"oops")
+        bus.create_topic("orders")
+        assert [event.name for event in bus.events.history()] == ["headrace.events", "orders"]
+        assert "no event" in caplog.text
+        with bus.events.follow("earliest", timeout=0.5) as following:
+            assert [message.value.name for message in following] == ["headrace.events", "orders"]

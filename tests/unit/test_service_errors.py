@@ -6,11 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.broker import service_errors
+from headrace.broker import error_tallies
 from headrace.broker.pending_answer import AnswerWithBody
 from headrace.broker.ports import Session
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.leasing import Holding, Lease, Reject, SubscriptionCreate
+from headrace.model.limits import ERRORS_KEPT_BYTES_MAX, ERRORS_KEPT_TENANT_BYTES_MAX
 from headrace.model.requests import Publish, TopicCreate, TopicList
 from headrace.model.service_requests import (
     ErrorList,
@@ -146,8 +147,8 @@ def test_dead_letters_of_a_tenant_stay_there(bench: Workbench) -> None:
 
 
 def test_codes_and_services_are_bounded(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_errors, "_CODES_MAX", 3)
-    monkeypatch.setattr(service_errors, "_SERVICES_MAX", 2)
+    monkeypatch.setattr(error_tallies, "_CODES_MAX", 3)
+    monkeypatch.setattr(error_tallies, "_SERVICES_MAX", 2)
     report(bench, "a", "b", "c", "d", "e", "a")
     assert listed(bench)[0].codes == {"a": 2, "b": 1, "c": 1, "other": 2}
     report(bench, "a", service="shop")
@@ -183,7 +184,57 @@ def test_stored_errors_survive_a_restart_and_counts_begin_anew(tmp_path: Path) -
     bench.close()
 
 
-def test_errors_that_cannot_be_stored_are_counted(
+def test_services_and_codes_of_a_tenant_are_bounded(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(error_tallies, "_TENANT_SERVICES_MAX", 2)
+    monkeypatch.setattr(error_tallies, "_TENANT_CODES_MAX", 4)
+    for tenant in ("", "acme"):
+        session = bench.connect(tenant=tenant)
+        report(bench, "a", "b", service="billing", session=session)
+        report(bench, "a", service="shop", session=session)
+        report(bench, "a", service="made-up", session=session)
+        report(bench, "b", service="made-up-too", session=session)
+        report(bench, "b", service="shop", session=session)
+        told = {one.service: one.codes for one in listed(bench, session=session)}
+        assert told == {"billing": {"a": 1, "b": 1}, "shop": {"a": 1, "other": 1}, "others": {"a": 1, "other": 1}}
+
+
+def test_errors_in_memory_are_bounded(bench: Workbench) -> None:
+    large = ServiceError("c" * 5000, "m" * 5000, details={"a": "x" * 5000}, traceback="t" * 40_000 + "end")
+    for tenant in (f"tenant{number}" for number in range(20)):
+        session = bench.connect(tenant=tenant)
+        for number in range(15):
+            bench.ask(ErrorReport(f"made-up-{number}", "i", [large] * 50), session=session)
+        answer = bench.ask(ErrorList(last_max=50), session=session)
+        assert answer.truncated
+        assert len(msgspec.msgpack.encode(answer)) < ERRORS_KEPT_TENANT_BYTES_MAX
+        assert [one.total for one in answer.services] == [50] * 15
+        newest = bench.ask(ErrorList("made-up-14"), session=session).services[0].last[0]
+        assert newest.traceback.endswith("end")
+        assert newest.details == {"truncated": True}
+        assert not bench.ask(ErrorList("made-up-14", last_max=50), session=session).truncated
+    tallies = bench.broker._observability.errors._tallies
+    assert tallies._kept_bytes <= ERRORS_KEPT_BYTES_MAX
+    kept = [error for tally in tallies._tallies.values() for error in tally.last.values()]
+    assert sum(len(msgspec.json.encode(error)) for error in kept) <= tallies._kept_bytes
+    assert len(kept) == len(tallies._kept)
+    assert stored(bench, "tenant0/headrace.errors")[0].traceback.endswith("t" * 9000 + "end")
+
+
+def test_a_service_that_is_forgotten_takes_its_errors_with_it(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(error_tallies, "_SERVICES_MAX", 2)
+    for service in ("a", "b", "c"):
+        report(bench, "x", "y", service=service)
+    tallies = bench.broker._observability.errors._tallies
+    assert len(tallies._kept) == 4
+    assert tallies._tenants["default"].codes == 4
+    report(bench, "x", service="d", session=bench.connect(tenant="acme"))
+    report(bench, "x", service="e", session=bench.connect(tenant="acme"))
+    assert set(tallies._tenants) == {"acme"}
+
+
+def test_what_is_refused_is_not_counted(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     report(bench, "a")
@@ -195,5 +246,5 @@ def test_errors_that_cannot_be_stored_are_counted(
     monkeypatch.setattr(active, "publish", refuse)
     with pytest.raises(HeadraceError, match="no room"):
         report(bench, "b")
-    assert listed(bench)[0].total == 2
-    assert "only counted  tenant=default" in caplog.text
+    assert listed(bench)[0].total == 1
+    assert "errors not stored  tenant=default" in caplog.text

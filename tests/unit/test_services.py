@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.broker import services
@@ -11,10 +12,18 @@ from headrace.broker.facts import BrokerState, decode_fact, encode_fact
 from headrace.broker.ports import Session
 from headrace.model.batch import NO_PRODUCER
 from headrace.model.bus_event import EventsRecord
-from headrace.model.errors import HeadraceError, InvalidArgument, LimitExceeded, NotRegistered, ServiceNotFound
+from headrace.model.errors import (
+    HeadraceError,
+    InvalidArgument,
+    LimitExceeded,
+    NoResponders,
+    NotRegistered,
+    ResponderLost,
+    ServiceNotFound,
+)
 from headrace.model.identity import Identity
 from headrace.model.leasing import Lease, SubscriptionCreate
-from headrace.model.reading import Fetch
+from headrace.model.reading import Fetch, StreamCredit, StreamOpen
 from headrace.model.requests import (
     GroupList,
     Info,
@@ -36,6 +45,8 @@ from headrace.model.service_requests import (
     ServicePolicyAlter,
     ServiceRegister,
 )
+from headrace.model.standing_lease import LeaseEnd, LeaseOpen
+from headrace.model.subject_requests import RequestSend, ServeOpen, SubjectEnd, SubjectPublish, SubjectSubscribe
 from headrace.testing.workbench import Workbench
 
 
@@ -237,7 +248,8 @@ def test_the_number_of_instances_is_bounded(bench: Workbench, monkeypatch: pytes
         (ServiceDefinition("billing", ""), 1000, "cannot name a service instance"),
         (ServiceDefinition("billing", "i1", produces=["*"]), 1000, "cannot name a topic"),
         (ServiceDefinition("billing", "i1", serves=["a..b"]), 1000, "a..b"),
-        (ServiceDefinition("billing", "i1", metadata={"a": "x" * 70_000}), 1000, "leave out some metadata"),
+        (ServiceDefinition("billing", "i1", metadata={"a": "x" * 16_384}), 1000, "leave out some metadata"),
+        (ServiceDefinition("billing", "i1", "1" * 101), 1000, "up to 100 characters"),
         (ServiceDefinition("billing", "i1"), 99, "ttl_ms must be"),
         (ServiceDefinition("billing", "i1"), 3_600_001, "ttl_ms must be"),
     ],
@@ -246,6 +258,68 @@ def test_what_is_refused(bench: Workbench, definition: ServiceDefinition, ttl_ms
     with pytest.raises(InvalidArgument, match=text):
         bench.ask(ServiceRegister(definition, ttl_ms))
     assert found(bench) == []
+
+
+def test_what_services_say_of_themselves_is_bounded(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "SERVICES_TENANT_BYTES_MAX", 4000)
+    monkeypatch.setattr(services, "SERVICES_BYTES_MAX", 6000)
+    large = {"a": "x" * 1800}
+    acme = remote(bench, tenant="acme")
+    for number in range(2):
+        register(bench, instance=f"i{number}", metadata=large)
+    with pytest.raises(LimitExceeded, match="leave out metadata"):
+        register(bench, instance="i2", metadata=large)
+    register(bench, instance="i0", metadata=large, version="2")
+    register(bench, session=acme, metadata=large)
+    with pytest.raises(LimitExceeded):
+        register(bench, instance="i2", session=acme, metadata=large)
+    register(bench, instance="i1")  # says less of itself
+    register(bench, instance="i2", session=acme, metadata=large)
+    for session in (None, acme):
+        for instance in ("i0", "i1", "i2"):
+            bench.ask(ServiceDeregister("billing", instance), session=session)
+    assert bench.broker._services._bytes == 0
+    assert bench.broker._services._tenant_bytes == {}
+
+
+def test_large_services_are_listed_and_described(bench: Workbench) -> None:
+    for number in range(150):
+        metadata = {"a": "x" * 14_000}
+        register(bench, instance=f"i{number:03}", metadata=metadata, produces=[f"t{number}-{n}" for n in range(100)])
+    (listed,) = bench.ask(ServiceList()).services
+    assert (len(listed.instances), listed.instances_total, listed.truncated) == (100, 150, True)
+    assert listed.instances[0].metadata == {}
+    assert len(listed.produces) == 100
+    assert len(msgspec.msgpack.encode(listed)) < 100_000
+    assert found(bench, produces="t149-99") == ["billing"]
+    assert found(bench, produces="t150-1") == []
+    info = describe(bench)
+    assert info.instances[0].metadata == {"a": "x" * 14_000}
+    assert (len(info.instances) < 150, info.instances_total, info.truncated) == (True, 150, True)
+    assert len(msgspec.msgpack.encode(info)) < 2 << 20
+    for number in range(150):
+        schemas = {f"s{number}": {"title": "x" * 14_000}}
+        register(bench, "shop", instance=f"i{number}", schemas=schemas)
+    shop = describe(bench, "shop")
+    assert (len(shop.instances), shop.truncated) == (150, True)
+    assert 50 < len(shop.schemas) < 100
+    assert not bench.ask(ServiceList("nobody")).services
+
+
+@pytest.mark.parametrize("tenant", ["", "acme"])
+def test_lists_have_pages(bench: Workbench, tenant: str) -> None:
+    session = remote(bench, tenant=tenant)
+    for number in range(450):
+        produces = [f"topic-of-a-long-name-{number}-{n}" for n in range(100)]
+        register(bench, f"s{number:03}", session=session, produces=produces)
+    names, after, pages = list[str](), "", 0
+    while pages == 0 or after:
+        page = bench.ask(ServiceList(after=after), session=session)
+        assert len(msgspec.msgpack.encode(page)) < 600_000
+        names += [info.name for info in page.services]
+        after, pages = page.next, pages + 1
+    assert names == [f"s{number:03}" for number in range(450)]
+    assert pages == 3
 
 
 def test_many_instances_are_listed_in_slices(bench: Workbench) -> None:
@@ -338,6 +412,68 @@ def test_the_administrator_on_the_brokers_machine_is_not_locked_out(bench: Workb
         publish(bench, bench.session)
     bench.ask(ServicePolicyAlter(False), session=remote(bench))
     publish(bench, bench.session)
+
+
+@pytest.mark.parametrize("cause", ["policy", "deregistered"])
+@pytest.mark.parametrize("tenant", ["", "acme"])
+def test_what_the_unregistered_have_open_ends(bench: Workbench, cause: str, tenant: str) -> None:
+    session, other = remote(bench, tenant=tenant), remote(bench, "other", tenant)
+    bench.ask(TopicCreate("orders"), session=session)
+    bench.ask(SubscriptionCreate("orders"), session=session)
+    register(bench, "shop", session=other)
+    if cause == "deregistered":
+        register(bench, session=session)
+        bench.ask(ServicePolicyAlter(True), session=session)
+    streams = {one: bench.begin(StreamOpen("orders", 0, 0, 1000, 1), session=one) for one in (session, other)}
+    fetches = {one: bench.begin(Fetch("orders", 0, 0, wait_ms=60_000), session=one) for one in (session, other)}
+    leases = {one: bench.begin(Lease("orders", wait_ms=60_000), session=one) for one in (session, other)}
+    bench.ask(LeaseOpen("orders", credit_messages=10), session=session)
+    for one in (session, other):
+        bench.ask(SubjectSubscribe("prices.>"), session=one)
+        bench.ask(ServeOpen(f"quote.{one.client}"), session=one)
+    asked = bench.begin(RequestSend("quote.remote", 60_000), session=other)
+    bench.run()
+    woken: list[object] = []
+    streams[session].start(lambda: woken.append("stream"))
+    fetches[session].start(lambda: woken.append("fetch"))
+    if cause == "deregistered":
+        bench.ask(ServiceDeregister("billing", "i1"), session=session)
+    else:
+        bench.ask(ServicePolicyAlter(True), session=session)
+    assert sorted(woken) == ["fetch", "stream"]
+    bench.ask(StreamCredit(1, 1 << 20), session=other)
+    with pytest.raises(NotRegistered):
+        streams[session].read(1000, bench.now_us)
+    with pytest.raises(NotRegistered):
+        fetches[session].read(bench.now_us)
+    assert isinstance(leases[session].outcome, NotRegistered)
+    (end,) = [pushed for pushed in bench.pushed if isinstance(pushed, LeaseEnd)]
+    assert end.code == "not_registered"
+    ends = [pushed for pushed in bench.pushed if isinstance(pushed, SubjectEnd)]
+    assert [(end.code, end.subscription is None, end.responder is None) for end in ends] == [
+        ("not_registered", False, True),
+        ("not_registered", True, False),
+    ]
+    assert isinstance(asked.outcome, ResponderLost)
+    assert bench.ask(SubjectPublish("prices.apples"), bench.batch([b"1"]).data, session=other).receivers == 1
+    with pytest.raises(NoResponders):
+        bench.ask(RequestSend("quote.remote", 60_000), session=other)
+    assert not leases[other].resolved
+    bench.ask(Publish("orders", 0), bench.batch([b"secret"]).data, session=other)
+    assert streams[other].read(1000, bench.now_us) is not None
+    assert fetches[other].read(bench.now_us) is not None
+    assert leases[other].resolved, "nobody else gets the message"
+
+
+def test_a_local_reader_of_events_goes_on_with_the_policy(bench: Workbench) -> None:
+    bench.session.is_local = True
+    bench.ask(EventsRecord())
+    bench.publish("orders", [b"x"])
+    own, orders = bench.open_stream("headrace.events"), bench.open_stream("orders")
+    bench.ask(ServicePolicyAlter(True))
+    assert own.read(1 << 20, bench.now_us) is not None
+    with pytest.raises(NotRegistered):
+        orders.read(1000, bench.now_us)
 
 
 def test_each_tenant_has_its_own_policy(bench: Workbench) -> None:

@@ -111,6 +111,7 @@ from headrace.model.schedule_requests import (
     ScheduleSet,
 )
 from headrace.model.standing_lease import LeaseClose, LeaseCredit, LeaseOpen
+from headrace.model.system_topics import check_clients_topic
 from headrace.model.topic import DEFAULT_TENANT, checked_tenant
 
 A = TypeVar("A", bound=Answer)
@@ -122,6 +123,8 @@ Handler = Callable[[Session, Any, memoryview, int], Any]
 
 UNIX_SCHEME = "headrace+unix:"
 """What addresses of Unix sockets begin with: they are paths."""
+_ENDED_TOGETHER = 100
+"""Streams, fetches and leases that are ended per slice."""
 _FULL_DISK = (
     "the disk is full, and the remaining space is reserved for freeing more; nothing was appended: trim topics "
     "(headrace topic trim), or free some space"
@@ -189,6 +192,7 @@ class Broker:
         self._observability = Observability(observed, self._ledger, ports, self._turns, always=settings.record_events)
         self._services = self._observability.services
         self._restricted = self._services.restricted
+        self._services.tightened.connect(self._end_unregistered)
         self._sessions: set[Session] = set()
         self._draining = False
         self.wall_offset_us = 0
@@ -310,6 +314,21 @@ class Broker:
             self._services.check(session, request)
         return handler
 
+    def _end_unregistered(self, tenant: str) -> None:
+        """End what sessions of a tenant have open that may not use the bus any more, in slices."""
+        opened = [*self._readers.opened(), *self._standing.opened(), *self._leasing.waiting()]
+        opened += [*self._switchboard.opened(), *self._requests.opened()]
+
+        def steps() -> Steps:
+            for number, (session, request, end) in enumerate(opened, 1):
+                refusal = self._services.refusal(session, request) if session.tenant == tenant else None
+                if refusal is not None:
+                    end(refusal)
+                if number % _ENDED_TOGETHER == 0:
+                    yield
+
+        in_slices(self._ports, steps())
+
     def _log_levels_changed(self, *_: object) -> None:
         levels = self._observability.levels
         self._handlers = levels.traced(self._plain_handlers) if levels.active else self._plain_handlers
@@ -430,7 +449,7 @@ class Broker:
             Publish: self._publish,
             PublishOnce: self._publish_once,
             PartitionCount: self._count_partitions,
-            Fetch: lambda _, ask, __, now: readers.fetch(ask, now),
+            Fetch: lambda session, ask, _, now: readers.fetch(session, ask, now),
             StreamOpen: lambda session, ask, _, __: readers.open(session, ask),
             StreamCredit: lambda session, ask, _, __: readers.credit(session, ask),
             StreamClose: lambda session, ask, _, __: readers.close(session, ask),
@@ -492,6 +511,8 @@ class Broker:
     ) -> Published | PendingAnswer[Published]:
         topics = self._topics
         topic = topics.get_or_create(request.topic, now_us)
+        if topic.is_brokers:
+            check_clients_topic(request.topic)
         active = topics.active(topic, request.partition)
         if self._ballast.dropped and active.partition.durable:
             raise DiskFull(_FULL_DISK)
@@ -505,6 +526,7 @@ class Broker:
     def _publish_once(
         self, session: Session, request: PublishOnce, body: memoryview, now_us: int
     ) -> PublishedOnce | PendingAnswer[PublishedOnce]:
+        check_clients_topic(request.topic)
         topic = self._topics.get_or_create(request.topic, now_us)
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
@@ -525,6 +547,7 @@ class Broker:
     def _stage(
         self, session: Session, request: TransactionStage, body: memoryview, now_us: int
     ) -> TransactionStaged | PendingAnswer[TransactionStaged]:
+        check_clients_topic(request.topic)
         if self._ballast.dropped:
             raise DiskFull(_FULL_DISK)
         if self._policies.refusing:

@@ -17,6 +17,7 @@ from headrace.broker.message_taker import give_back, take_messages
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer, encode_detached_batch
 from headrace.broker.ports import Ports, Session
 from headrace.broker.settlement_rules import all_of, divided, rest_until
+from headrace.broker.streams import OpenedReading
 from headrace.broker.subscription import Subscription
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.turns import Turns
@@ -131,6 +132,13 @@ class LeaseDispatcher:
         for subscription in self._waited_at.pop(session, ()):
             for pending_lease in subscription.pending_leases.of(session):
                 subscription.pending_leases.remove(pending_lease)
+
+    def waiting(self) -> Iterator[OpenedReading]:
+        """All requests that wait for messages."""
+        for session, subscriptions in self._waited_at.items():
+            for subscription in subscriptions:
+                for pending_lease in subscription.pending_leases.of(session):
+                    yield session, pending_lease.request, partial(_refuse, subscription, pending_lease)
 
     def tick(self, now_us: int) -> None:
         """Serve the subscriptions that are due, some at a time; the others follow in the next tick."""
@@ -457,3 +465,9 @@ class LeaseDispatcher:
         self._deadlines.set(number, time_us)
         if next_us is None or time_us < next_us:
             self._ports.wake_at(time_us)
+
+
+def _refuse(subscription: Subscription, pending_lease: PendingLease, error: HeadraceError) -> None:
+    """Answer a request with an error, if it still waits."""
+    if subscription.pending_leases.discard(pending_lease):
+        pending_lease.pending_answer.resolve(error)

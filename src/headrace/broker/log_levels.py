@@ -44,6 +44,8 @@ traffic = logging.getLogger("headrace.traffic")
 Handler = Callable[[Session, Any, memoryview, int], Any]
 
 _NUMBERS = {level: getattr(logging, level.upper()) for level in LOG_LEVELS}
+_OWN = "broker"
+"""The scope of the broker's own level."""
 _KNOWN_MAX = 10_000
 """Names whose levels are remembered."""
 _WILDCARDS = re.compile(r"[*?]")
@@ -62,8 +64,8 @@ class LogLevels:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self.changed: Signal[str, LogLevelRule | None, int] = Signal()
-        """A level was set, or None: was reset. Tells the tenant and the time."""
+        self.changed: Signal[str, str, list[LogLevelRule], int] = Signal()
+        """Levels were `set` or `reset`: the tenant, the action, which ones, and the time."""
         self._rules: dict[tuple[str, str], list[tuple[str, Callable[[str], object], int]]] = {}
         """By tenant and scope: patterns, how they match, and the number of the level; the most specific first."""
         self._known: dict[tuple[str, str, str], int] = {}
@@ -85,7 +87,7 @@ class LogLevels:
         """Set a level."""
         rule, tenant = request.rule, session.tenant
         _check(rule, tenant)
-        if rule.scope == "broker":
+        if rule.scope == _OWN:
             self._set_own(rule.level)
         else:
             key = tenant, rule.scope, rule.pattern
@@ -94,25 +96,26 @@ class LogLevels:
                 raise LimitExceeded(f"there are {LOG_RULES_MAX} logging levels, which is the maximum; reset some")
             self._ledger.record(now_us, LogLevelStored(*key, rule.level))
             self._rebuild()
-        self.changed(tenant, rule, now_us)
+        self.changed(tenant, "set", [rule], now_us)
         return self._ledger.durably(self.listed(session))
 
     def reset(self, session: Session, request: LogLevelReset, now_us: int) -> PendingAnswer[LogLevelsFound]:
         """Forget a level, or all of the tenant."""
         if request.scope and request.scope not in LOG_SCOPES:
             raise InvalidArgument(f"scope is {', '.join(LOG_SCOPES)}, not {shown(request.scope)}")
-        wanted = request.scope, request.pattern
         gone = [
-            LogLevelStored(*key, "")
-            for key in self._ledger.state.log_levels
-            if key[0] == session.tenant and (not request.scope or key[1:] == wanted)
+            rule
+            for rule in self.listed(session).rules
+            if not request.scope or (rule.scope == request.scope and request.pattern == rule.pattern)
         ]
-        if gone:
-            self._ledger.record(now_us, *gone)
+        stored = [LogLevelStored(session.tenant, rule.scope, rule.pattern, "") for rule in gone if rule.scope != _OWN]
+        if stored:
+            self._ledger.record(now_us, *stored)
             self._rebuild()
-        if request.scope in ("", "broker") and session.tenant == DEFAULT_TENANT:
+        if request.scope in ("", _OWN) and session.tenant == DEFAULT_TENANT:
             self._reset_own()
-        self.changed(session.tenant, None, now_us)
+        if gone:
+            self.changed(session.tenant, "reset", gone, now_us)
         return self._ledger.durably(self.listed(session))
 
     def listed(self, session: Session) -> LogLevelsFound:
@@ -123,7 +126,7 @@ class LogLevels:
             if fact.tenant == session.tenant
         ]
         if self._own_level is not None and session.tenant == DEFAULT_TENANT:
-            rules.insert(0, LogLevelRule("broker", "", self._own_level))
+            rules.insert(0, LogLevelRule(_OWN, "", self._own_level))
         return LogLevelsFound(rules)
 
     def close(self) -> None:
@@ -316,9 +319,9 @@ def _check(rule: LogLevelRule, tenant: str) -> None:
         raise InvalidArgument(f"scope is {', '.join(LOG_SCOPES)}, not {shown(rule.scope)}")
     if rule.level not in LOG_LEVELS:
         raise InvalidArgument(f"level is {', '.join(LOG_LEVELS)}, not {shown(rule.level)}")
-    if rule.scope == "broker" and (rule.pattern or tenant != DEFAULT_TENANT):
+    if rule.scope == _OWN and (rule.pattern or tenant != DEFAULT_TENANT):
         raise InvalidArgument("the broker's own level has no pattern, and is set by sessions of the default tenant")
-    if rule.scope != "broker" and not 0 < len(rule.pattern) <= GROUP_NAME_CHARS_MAX:
+    if rule.scope != _OWN and not 0 < len(rule.pattern) <= GROUP_NAME_CHARS_MAX:
         raise InvalidArgument(f"a pattern has 1 to {GROUP_NAME_CHARS_MAX} characters, not {len(rule.pattern)}")
     if "/" in rule.pattern:
         raise InvalidArgument(f"a pattern is about the session's tenant: leave the tenant out of {shown(rule.pattern)}")

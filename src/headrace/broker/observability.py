@@ -188,11 +188,11 @@ class Observability:
         name = str(TopicName(tenant, "services"))
         self.events.record("policy", "altered", name, now_us, {"require_registration": required})
 
-    def _level_changed(self, tenant: str, rule: LogLevelRule | None, now_us: int) -> None:
+    def _level_changed(self, tenant: str, action: str, rules: list[LogLevelRule], now_us: int) -> None:
         self._set_tracing()
-        name = str(TopicName(tenant, rule.scope if rule is not None else "all"))
-        details = {} if rule is None else {"pattern": rule.pattern, "level": rule.level}
-        self.events.record("log_level", "set" if rule is not None else "reset", name, now_us, details)
+        for rule in rules:
+            name = str(TopicName(tenant, rule.scope))
+            self.events.record("log_level", action, name, now_us, {"pattern": rule.pattern, "level": rule.level})
 
 
 def _is_structural(kind: type[Request[Any]]) -> bool:

@@ -9,6 +9,7 @@ from headrace.broker.pending_answer import AnswerWithBody
 from headrace.broker.ports import Ports, Session
 from headrace.broker.responders import LiveResponder, OpenRequest, PendingReply, TenantRequests
 from headrace.broker.slices import Steps, in_slices
+from headrace.broker.streams import OpenedReading
 from headrace.broker.subject_trie import SubjectTrie
 from headrace.broker.switchboard import name_for, parse_pattern, parse_subject
 from headrace.model.error_object import as_service_failed, check_error_object
@@ -46,6 +47,7 @@ from headrace.model.subject_requests import (
     ServeClose,
     ServeOpen,
     ServeOpened,
+    SubjectEnd,
     SwitchboardInfo,
 )
 
@@ -278,6 +280,23 @@ class RequestDispatcher:
             if not responder.open:
                 self._forget(responder)
         return Done()
+
+    def opened(self) -> Iterator[OpenedReading]:
+        """All responders."""
+        for session, responders in self._responders.items():
+            for one in responders.values():
+                yield session, ServeOpen(f"{one.tenant}/{one.subject}"), partial(self._end, one)
+
+    def _end(self, responder: LiveResponder, error: HeadraceError) -> None:
+        """End a responder, and tell its session why; those who wait for its replies are told that it is lost."""
+        if responder.closed:
+            return
+        for _ in self._remove_all([responder]):
+            pass  # it has as many requests as it may have at once
+        self._forget(responder)
+        number = responder.number
+        end = SubjectEnd(error.code, str(error), None, number, error.retryable, error.details)
+        responder.session.push(end)
 
     def resume(self, session: Session, now_us: int) -> None:
         """Send requests that wait to a session whose client has caught up."""

@@ -43,7 +43,7 @@ from headrace.model.route_requests import (
     RouteSet,
     RoutesFound,
 )
-from headrace.model.system_topics import INGRESS_TOPIC
+from headrace.model.system_topics import INGRESS_TOPIC, check_clients_topic
 from headrace.model.topic import DEFAULT_TENANT, TopicName, TopicSettings, parse_topic, tenant_of
 
 logger = logging.getLogger("headrace.broker")
@@ -137,6 +137,8 @@ class RouteRegistry:
             return self._ledger.durably(self._info(before))
         if before is None and len(self) >= ROUTES_MAX:
             raise LimitExceeded(f"there are {ROUTES_MAX} routes, which is the maximum; remove some")
+        for target in target_names(route):
+            check_clients_topic(target)
         self._check_views(route)
         compiled = CompiledRoute(RouteStored(route, 0, 0, 0, {}))  # raises if its query cannot be used
         self._check(compiled, before)

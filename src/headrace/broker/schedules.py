@@ -63,6 +63,7 @@ from headrace.model.schedule_requests import (
     ScheduleSet,
 )
 from headrace.model.schedule_requests import Schedules as SchedulesFound
+from headrace.model.system_topics import check_clients_topic
 from headrace.model.topic import DEFAULT_TENANT, parse_topic, tenant_of
 
 logger = logging.getLogger("headrace.broker")
@@ -147,6 +148,7 @@ class ScheduleRunner:
         A paused schedule stays paused: services set their schedules at every start, which must not undo a pause.
         """
         rule = checked_schedule(request.definition)
+        check_clients_topic(rule.topic)
         before = self._ledger.state.schedules.get(rule.name)
         if before is not None and not request.replace:
             raise ScheduleExists(f"there is already a schedule {rule.name}; replace it, or choose another name")

@@ -1,12 +1,12 @@
 """Errors of services: counted by service and code, and appended to a topic of each tenant."""
 
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
 import msgspec
 
 from headrace.broker.bus_events import bare_name
+from headrace.broker.error_tallies import LAST_MAX, ErrorTallies
 from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Session
@@ -20,34 +20,7 @@ from headrace.model.service_requests import ErrorList, ErrorReport, ErrorsFound,
 from headrace.model.system_topics import ERRORS_TOPIC
 from headrace.model.topic import TopicName, checked_tenant_name, tenant_of
 
-_LAST_MAX = 50
-"""Newest errors of a service that are kept in memory."""
-_CODES_MAX = 100
-"""Codes of a service that are counted apart; the rest counts as one."""
-_OTHER = "other"
-_SERVICES_MAX = 10_000
-"""Services whose errors are counted; the one whose last error is the oldest is forgotten."""
-
 _encoder = msgspec.json.Encoder()
-
-
-class _ErrorTally:
-    """The errors of one service."""
-
-    __slots__ = ("codes", "last", "last_us", "total")
-
-    def __init__(self) -> None:
-        self.total = 0
-        self.codes: dict[str, int] = {}
-        self.last: deque[ServiceError] = deque(maxlen=_LAST_MAX)
-        self.last_us = 0
-
-    def add(self, error: ServiceError) -> None:
-        code = error.code if error.code in self.codes or len(self.codes) < _CODES_MAX else _OTHER
-        self.codes[code] = self.codes.get(code, 0) + 1
-        self.total += 1
-        self.last.append(error)
-        self.last_us = error.time_us
 
 
 class ServiceErrorLog:
@@ -57,11 +30,10 @@ class ServiceErrorLog:
         self._topics = topics
         self._ledger = ledger
         self._number = 0
-        self._tallies: dict[tuple[str, str], _ErrorTally] = {}
-        """By tenant and service."""
+        self._tallies = ErrorTallies()
 
     def report(self, session: Session, request: ErrorReport, now_us: int) -> Done | PendingAnswer[Done]:
-        """Count and store what a service reports; answers when the topic has it."""
+        """Store and count what a service reports; answers when the topic has it. What is refused is not counted."""
         if not 0 < len(request.errors) <= ERRORS_REPORTED_MAX:
             raise InvalidArgument(f"a report has 1 to {ERRORS_REPORTED_MAX} errors, not {len(request.errors)}")
         service = checked_tenant_name(request.service, "service")
@@ -73,30 +45,44 @@ class ServiceErrorLog:
                     f"the error {error.code} has {len(content)} bytes, and {ERROR_BYTES_MAX} are the most: shorten its "
                     "traceback or details"
                 )
-        self._count(session.tenant, service, errors)
-        return self._append(session.tenant, service, encoded, now_us, create=True)
+        answer = self._append(session.tenant, service, encoded, now_us, create=True)
+        if isinstance(answer, Done):
+            self._tallies.count(session.tenant, service, errors)
+        else:
+            answer.then(partial(self._reported, session.tenant, service, errors))
+        return answer
+
+    def _reported(self, tenant: str, service: str, errors: Sequence[ServiceError], outcome: object) -> None:
+        if isinstance(outcome, Done):
+            self._tallies.count(tenant, service, errors)
 
     def note(self, tenant: str, service: str, error: ServiceError, now_us: int) -> None:
         """Count a failure that the broker has seen; stores it if it is a service's, or the tenant has the topic."""
         error = self._completed(error, service, error.instance, now_us)
-        self._count(tenant, service, [error])
+        self._tallies.count(tenant, service, [error])
         self._append(tenant, service, [_encoder.encode(error)], now_us, create=bool(service))
 
     def listed(self, session: Session, request: ErrorList) -> ErrorsFound:
         """The errors of the services of the session's tenant, by service."""
         wanted = checked_tenant_name(request.service, "service") if request.service else None
-        last_max = max(0, min(request.last_max, _LAST_MAX))
+        last_max = max(0, min(request.last_max, LAST_MAX))
         found = [
-            ErrorSummary(name, tally.total, dict(tally.codes), tally.last_us, list(reversed(tally.last))[:last_max])
-            for (tenant, name), tally in sorted(self._tallies.items())
-            if tenant == session.tenant and wanted in (None, name)
+            ErrorSummary(
+                tally.service,
+                tally.total,
+                dict(tally.codes),
+                tally.last_us,
+                list(reversed(tally.last.values()))[:last_max],
+            )
+            for tally in self._tallies.of(session.tenant)
+            if wanted in (None, tally.service)
         ]
-        return ErrorsFound(found)
+        truncated = any(len(summary.last) < min(last_max, summary.total) for summary in found)
+        return ErrorsFound(found, truncated)
 
     def total(self, service: str) -> int:
         """How many errors a service has reported."""
-        tally = self._tallies.get((tenant_of(service), service))
-        return tally.total if tally is not None else 0
+        return self._tallies.total(tenant_of(service), service)
 
     def _completed(self, error: ServiceError, service: str, instance: str, now_us: int) -> ServiceError:
         self._number += 1
@@ -107,16 +93,6 @@ class ServiceErrorLog:
             service=bare_name(service),
             instance=instance,
         )
-
-    def _count(self, tenant: str, service: str, errors: Sequence[ServiceError]) -> None:
-        tally = self._tallies.pop((tenant, service), None)
-        if tally is None:
-            if len(self._tallies) >= _SERVICES_MAX:
-                del self._tallies[next(iter(self._tallies))]
-            tally = _ErrorTally()
-        self._tallies[tenant, service] = tally  # the last one is the newest
-        for error in errors:
-            tally.add(error)
 
     def _append(
         self, tenant: str, service: str, encoded: list[bytes], now_us: int, *, create: bool
@@ -149,7 +125,7 @@ class ServiceErrorLog:
     def _appended(self, tenant: str, done: PendingAnswer[Done], outcome: object) -> None:
         key = "errors", tenant
         if isinstance(outcome, HeadraceError):
-            self._ledger.failures.note(key, outcome, "service errors not stored; only counted  tenant=%s", tenant)
+            self._ledger.failures.note(key, outcome, "service errors not stored  tenant=%s", tenant)
             done.resolve(outcome)
         else:
             self._ledger.failures.worked(key)

@@ -9,6 +9,7 @@ from headrace.broker.facts import ServicePolicySet
 from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports, Session
+from headrace.broker.service_discovery import describe_service, list_services
 from headrace.broker.service_errors import ServiceErrorLog
 from headrace.broker.signal import Signal
 from headrace.broker.slices import Steps, in_slices
@@ -20,6 +21,9 @@ from headrace.model.limits import (
     SERVICE_INSTANCES_MAX,
     SERVICE_TTL_MS_MAX,
     SERVICE_TTL_MS_MIN,
+    SERVICE_VERSION_CHARS_MAX,
+    SERVICES_BYTES_MAX,
+    SERVICES_TENANT_BYTES_MAX,
 )
 from headrace.model.request import Request, Verb
 from headrace.model.requests import Done
@@ -36,7 +40,6 @@ from headrace.model.service_requests import (
     ServiceRegistered,
     ServicesFound,
 )
-from headrace.model.subject import checked_subject
 from headrace.model.topic import (
     SYSTEM_PREFIX,
     checked_plain_name,
@@ -47,8 +50,6 @@ from headrace.model.topic import (
 
 _EXPIRED_TOGETHER = 100
 """Maximum instances that expire per tick."""
-_LISTED_TOGETHER = 100
-"""Instances listed per slice."""
 
 _ALWAYS_ADMITTED = frozenset({ServiceRegister, ServiceDeregister})
 """Requests that a client which is not registered may send, whatever their permissions say."""
@@ -64,11 +65,22 @@ Key = tuple[str, str]
 class LiveInstance:
     """A registered instance of a service, and the sessions that keep it alive."""
 
-    __slots__ = ("client", "definition", "identity", "key", "registered_us", "seen_us", "sessions", "ttl_us")
+    __slots__ = (
+        "client",
+        "definition",
+        "identity",
+        "key",
+        "registered_us",
+        "seen_us",
+        "sessions",
+        "size_bytes",
+        "ttl_us",
+    )
 
     def __init__(self, definition: ServiceDefinition, session: Session, ttl_us: int, now_us: int) -> None:
         self.key = definition.name, definition.instance
         self.definition = definition
+        self.size_bytes = _size_bytes(definition)
         self.client = session.client
         self.identity = session.identity
         self.sessions = {session}
@@ -76,14 +88,14 @@ class LiveInstance:
         self.registered_us = now_us
         self.seen_us = now_us
 
-    def info(self) -> ServiceInstance:
-        """The instance as others see it."""
+    def info(self, *, metadata: bool = True) -> ServiceInstance:
+        """The instance as others see it, with or without its metadata."""
         return ServiceInstance(
             instance=self.definition.instance,
             version=self.definition.version,
             client=self.client,
             address=next((session.address for session in self.sessions), ""),
-            metadata=self.definition.metadata,
+            metadata=self.definition.metadata if metadata else {},
             registered_us=self.registered_us,
             seen_us=self.seen_us,
             ttl_ms=self.ttl_us // 1000,
@@ -102,11 +114,16 @@ class ServiceRegistry:
         """An instance was `registered`, `altered` or `deregistered`, or has `expired`, with the time."""
         self.policy_changed: Signal[str, bool, int] = Signal()
         """A tenant's policy was changed: the tenant, whether it requires registration, and the time."""
+        self.tightened: Signal[str] = Signal()
+        """Sessions of a tenant may not use the bus any more, although they could before."""
         self._services: dict[str, dict[str, LiveInstance]] = {}
         """By name and instance."""
         self._by_client: dict[tuple[str, str], LiveInstance] = {}
         """The instance that registered last, by tenant and client."""
         self._count = 0
+        self._bytes = 0
+        self._tenant_bytes: dict[str, int] = {}
+        """What all instances say of themselves, and those of each tenant."""
         self._deadlines = Deadlines[Key]()
         self.restricted = set(ledger.state.service_policies)
         """Tenants that require registration. Requests look only whether there is any."""
@@ -115,9 +132,15 @@ class ServiceRegistry:
 
     def check(self, session: Session, request: Request[Any]) -> None:
         """Refuse what a session asks for that is no registered service of a tenant that requires it."""
+        refusal = self.refusal(session, request)
+        if refusal is not None:
+            raise refusal
+
+    def refusal(self, session: Session, request: Request[Any]) -> NotRegistered | None:
+        """Why a session may not ask for this; None if it may."""
         if session.services or session.tenant not in self.restricted or _is_exempt(session, request):
-            return
-        raise NotRegistered(
+            return None
+        return NotRegistered(
             f"the tenant {session.tenant} admits registered services only, and {session.client or 'this client'} is "
             "none: register it (bus.services.register, or App(service=...)), or let an administrator run `headrace "
             "service policy --require-registration off`"
@@ -130,6 +153,8 @@ class ServiceRegistry:
             self._ledger.record(now_us, ServicePolicySet(tenant, wanted))
             (self.restricted.add if wanted else self.restricted.discard)(tenant)
             self.policy_changed(tenant, wanted, now_us)
+            if wanted:
+                self.tightened(tenant)
         return self._ledger.durably(ServicePolicy(wanted))
 
     # Instances.
@@ -152,13 +177,17 @@ class ServiceRegistry:
                     "deregister some"
                 )
             known = LiveInstance(definition, session, ttl_us, now_us)
+            self._check_room(definition.name, known.size_bytes)
             self._add(known, now_us, "registered")
         else:
+            size_bytes = _size_bytes(definition)
+            self._check_room(definition.name, size_bytes - known.size_bytes)
             known.sessions.add(session)
             self._forget_client(known)
             known.client, known.ttl_us = session.client, ttl_us
             if known.definition != definition:
-                known.definition = definition
+                self._count_bytes(definition.name, size_bytes - known.size_bytes)
+                known.definition, known.size_bytes = definition, size_bytes
                 self.changed(known, "altered", now_us)
         session.services[key] = known
         self._by_client[session.tenant, session.client] = known
@@ -176,6 +205,8 @@ class ServiceRegistry:
             session.services.pop(known.key, None)
             if self._is_live(known):
                 self._remove(known, now_us, "deregistered")
+            if session.tenant in self.restricted:
+                self.tightened(session.tenant)
         return Done()
 
     def touch(self, session: Session, now_us: int) -> None:
@@ -183,7 +214,7 @@ class ServiceRegistry:
         for key, known in list(session.services.items()):
             if self._is_live(known):
                 self._see(known, now_us)
-            elif self._services.get(key[0], {}).get(key[1]) is None and self._count < SERVICE_INSTANCES_MAX:
+            elif self._services.get(key[0], {}).get(key[1]) is None and self._takes(known):
                 known.registered_us = now_us
                 known.sessions.add(session)
                 self._add(known, now_us, "registered")
@@ -210,6 +241,31 @@ class ServiceRegistry:
         """The instance that a client has registered."""
         return self._by_client.get((tenant, client))
 
+    def _check_room(self, name: str, size_bytes: int) -> None:
+        tenant = tenant_of(name)
+        if size_bytes > 0 and not self._has_room(name, size_bytes):
+            raise LimitExceeded(
+                f"the services of the tenant {tenant} say {self._tenant_bytes.get(tenant, 0)} bytes of themselves, and "
+                f"{SERVICES_TENANT_BYTES_MAX} are the most, {SERVICES_BYTES_MAX} of all tenants together: deregister "
+                "some, or leave out metadata and schemas"
+            )
+
+    def _has_room(self, name: str, size_bytes: int) -> bool:
+        """Whether instances of a service may say so much more of themselves."""
+        tenant_bytes = self._tenant_bytes.get(tenant_of(name), 0) + size_bytes
+        return tenant_bytes <= SERVICES_TENANT_BYTES_MAX and self._bytes + size_bytes <= SERVICES_BYTES_MAX
+
+    def _takes(self, known: LiveInstance) -> bool:
+        """Whether there is room for one more instance."""
+        return self._count < SERVICE_INSTANCES_MAX and self._has_room(known.key[0], known.size_bytes)
+
+    def _count_bytes(self, name: str, size_bytes: int) -> None:
+        tenant = tenant_of(name)
+        self._bytes += size_bytes
+        self._tenant_bytes[tenant] = self._tenant_bytes.get(tenant, 0) + size_bytes
+        if not self._tenant_bytes[tenant]:
+            del self._tenant_bytes[tenant]
+
     def _see(self, known: LiveInstance, now_us: int) -> None:
         known.seen_us = now_us
         self._deadlines.set(known.key, now_us + known.ttl_us)
@@ -222,6 +278,7 @@ class ServiceRegistry:
         name, instance = known.key
         self._services.setdefault(name, {})[instance] = known
         self._count += 1
+        self._count_bytes(name, known.size_bytes)
         self._by_client[tenant_of(name), known.client] = known
         self.changed(known, action, now_us)
 
@@ -232,6 +289,7 @@ class ServiceRegistry:
         if not others:
             del self._services[name]
         self._count -= 1
+        self._count_bytes(name, -known.size_bytes)
         self._deadlines.remove(known.key)
         self._forget_client(known)
         self.changed(known, action, now_us)
@@ -244,27 +302,20 @@ class ServiceRegistry:
     # Discovery.
 
     def listed(self, session: Session, request: ServiceList) -> PendingAnswer[ServicesFound]:
-        """List the services of the session's tenant that match, by name."""
-        names = [request.name] if request.name else sorted(self._services)
+        """List the services of the session's tenant that match, by name, in pages."""
+        names = [request.name] if request.name else sorted(name for name in self._services if name > request.after)
+        names = [name for name in names if tenant_of(name) == session.tenant]
 
         def steps() -> Steps:
-            found, work = list[ServiceInfo](), 0
-            for name in names:
-                instances = self._services.get(name)
-                if tenant_of(name) != session.tenant or not instances:
-                    continue
-                info = self._info(name, instances, schemas=False)
-                if _matches(info, request):
-                    found.append(info)
-                work += len(instances)
-                if work >= _LISTED_TOGETHER:
-                    work = 0
-                    yield
-            return ServicesFound(found, session.tenant in self.restricted)
+            found = yield from list_services(self._services, names, request)
+            for info in found.services:
+                info.errors = self._errors.total(info.name)
+            found.require_registration = session.tenant in self.restricted
+            return found
 
         return in_slices(self._ports, steps())
 
-    def describe(self, request: ServiceDescribe) -> ServiceInfo:
+    def describe(self, request: ServiceDescribe) -> PendingAnswer[ServiceInfo]:
         """Describe a service."""
         name = checked_tenant_name(request.name, "service")
         instances = self._services.get(name)
@@ -272,17 +323,14 @@ class ServiceRegistry:
             raise ServiceNotFound(
                 f"no instance of the service {name} is registered; `headrace service list` shows those that are"
             )
-        return self._info(name, instances, schemas=True)
-
-    def _info(self, name: str, instances: dict[str, LiveInstance], *, schemas: bool) -> ServiceInfo:
         lives = list(instances.values())
-        info = ServiceInfo(name, [live.info() for live in lives], errors=self._errors.total(name))
-        for field in ("produces", "consumes", "serves"):
-            setattr(info, field, sorted({one for live in lives for one in getattr(live.definition, field)}))
-        if schemas:
-            for live in sorted(lives, key=lambda live: live.registered_us):
-                info.schemas = {**info.schemas, **live.definition.schemas}
-        return info
+
+        def steps() -> Steps:
+            info = yield from describe_service(name, lives)
+            info.errors = self._errors.total(name)
+            return info
+
+        return in_slices(self._ports, steps())
 
 
 def _is_exempt(session: Session, request: Request[Any]) -> bool:
@@ -298,22 +346,6 @@ def _is_exempt(session: Session, request: Request[Any]) -> bool:
         if not (is_reading and names and all(name.startswith((SYSTEM_PREFIX, EVENTS_SUBJECT)) for name in names)):
             return False
     return not getattr(request, "create", False)  # looking creates nothing; whoever may, says so with another request
-
-
-def _matches(info: ServiceInfo, request: ServiceList) -> bool:
-    return (
-        (not request.produces or str(parse_topic(request.produces)) in info.produces)
-        and (not request.consumes or str(parse_topic(request.consumes)) in info.consumes)
-        and (not request.serves or _serves(info, request.serves))
-    )
-
-
-def _serves(info: ServiceInfo, subject: str) -> bool:
-    """Whether a service answers requests on a subject, by its patterns."""
-    trie = SubjectTrie[str]()
-    for pattern in info.serves:
-        trie.add(pattern, pattern, limited=False)  # checked when the service was registered
-    return bool(trie.match(checked_subject(subject)))
 
 
 def _checked(request: ServiceRegister) -> ServiceDefinition:
@@ -333,10 +365,16 @@ def _checked(request: ServiceRegister) -> ServiceDefinition:
     patterns = SubjectTrie[str]()
     for pattern in given.serves:
         patterns.add(pattern, pattern)
-    size_bytes = len(msgspec.msgpack.encode(definition))
+    if len(given.version) > SERVICE_VERSION_CHARS_MAX:
+        raise InvalidArgument(f"a version has up to {SERVICE_VERSION_CHARS_MAX} characters, not {len(given.version)}")
+    size_bytes = _size_bytes(definition)
     if size_bytes > SERVICE_BYTES_MAX:
         raise InvalidArgument(
             f"the service {given.name} says {size_bytes} bytes of itself, and {SERVICE_BYTES_MAX} are the most: leave "
             "out some metadata or schemas"
         )
     return definition
+
+
+def _size_bytes(definition: ServiceDefinition) -> int:
+    return len(msgspec.msgpack.encode(definition))

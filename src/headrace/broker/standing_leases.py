@@ -13,6 +13,7 @@ from headrace.broker.leasing import LeaseDispatcher
 from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.ports import Session
+from headrace.broker.streams import OpenedReading
 from headrace.broker.subscription import Subscription
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.turns import Turns
@@ -179,6 +180,12 @@ class StandingLeases:
         session.blocked = False
         for standing in self._sessions.get(session, {}).values():
             self._wait(standing)
+
+    def opened(self) -> Iterator[OpenedReading]:
+        """All open requests."""
+        for session, standings in self._sessions.items():
+            for standing in standings.values():
+                yield session, standing.pending_lease.request, partial(self._end, standing)
 
     def drain(self) -> None:
         """End all standing requests; delivered messages stay leased."""

@@ -1,7 +1,8 @@
 """Reading partitions: streams with credit, and fetches that wait for messages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.deadlines import Deadlines
@@ -9,11 +10,16 @@ from headrace.broker.pending_answer import AnswerWithBody
 from headrace.broker.ports import Ports, Session
 from headrace.broker.topics import TopicRegistry
 from headrace.engines.api import Slice, as_headrace_error
-from headrace.model.errors import LimitExceeded, ProtocolError
+from headrace.model.errors import HeadraceError, LimitExceeded, ProtocolError
 from headrace.model.limits import BATCH_BYTES_MAX, STREAMS_MAX
 from headrace.model.reading import Fetch, Fetched, StreamClose, StreamCredit, StreamOpen, StreamOpened
+from headrace.model.request import Request
 from headrace.model.requests import Done
 
+OpenedReading = tuple[Session, Request[Any], Callable[[HeadraceError], None]]
+"""What a session has open: the request that opened it, and a callable that ends it with an error."""
+
+_NO_CREDIT = -(1 << 62)
 _TIMED_OUT_TOGETHER = 200
 """Maximum fetches answered without messages per tick."""
 
@@ -40,6 +46,8 @@ class Stream:
         self._readers = readers
         self._client = client
         self.answer = StreamOpened(active.partition.first_offset, active.end_offset, active.topic_id)
+        self.request = request
+        self._failure: HeadraceError | None = None
         self._active = active
         self._offset = request.offset
         self._credit_bytes = request.credit_bytes
@@ -56,6 +64,8 @@ class Stream:
     def read(self, bytes_max: int, now_us: int) -> Slice | None:
         """Whole batches, at least one; None when there is none now, or no credit. An error ends the stream."""
         if self._credit_bytes <= 0 or not self._is_open:
+            if self._failure is not None and self._is_open:
+                raise self._failure
             return None
         self._starved = True  # set first: the partition may call back during the read
         try:
@@ -83,6 +93,12 @@ class Stream:
         if self.has_more():
             self._on_ready()
 
+    def fail(self, error: HeadraceError) -> None:
+        """End the stream with an error, which the next read raises."""
+        if self._is_open:
+            self._failure, self._credit_bytes = error, _NO_CREDIT
+            self._on_ready()
+
     def close(self) -> None:
         """End the stream."""
         if self._is_open:
@@ -100,9 +116,18 @@ class Stream:
 class WaitingFetch:
     """A fetch that waits for messages; its batches are read when the connection has room for them."""
 
-    def __init__(self, active: ActivePartition, request: Fetch, deadline_us: int, closed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        active: ActivePartition,
+        session: Session,
+        request: Fetch,
+        deadline_us: int,
+        closed: Callable[[], None],
+    ) -> None:
+        self.session = session
+        self.request = request
+        self._failure: HeadraceError | None = None
         self._active = active
-        self._request = request
         self._end_offset = active.end_offset
         self._deadline_us = deadline_us
         self._closed = closed
@@ -115,15 +140,22 @@ class WaitingFetch:
 
     def read(self, now_us: int) -> AnswerWithBody[Fetched] | None:
         """The final answer; None while the fetch continues to wait."""
-        answer = _fetched(self._active, self._request, now_us, self._wake)
+        if self._failure is not None:
+            raise self._failure
+        answer = _fetched(self._active, self.request, now_us, self._wake)
         if answer is None and now_us < self._deadline_us:
             return None
         self.close()
-        return answer or AnswerWithBody(Fetched(self._request.offset, self._end_offset), b"")
+        return answer or AnswerWithBody(Fetched(self.request.offset, self._end_offset), b"")
 
     def time_out(self) -> None:
         """End the wait; the next read answers without messages."""
         self._deadline_us = 0
+        self._on_ready()
+
+    def fail(self, error: HeadraceError) -> None:
+        """End the wait; the next read raises an error."""
+        self._failure = error
         self._on_ready()
 
     def close(self) -> None:
@@ -150,7 +182,7 @@ class Readers:
         self.trace: Callable[[str, int, str, int, int, int], None] | None = None
         """Logs each delivery of a stream, if any is to be: topic, partition, client, first and next offset, bytes."""
 
-    def fetch(self, request: Fetch, now_us: int) -> AnswerWithBody[Fetched] | WaitingFetch:
+    def fetch(self, session: Session, request: Fetch, now_us: int) -> AnswerWithBody[Fetched] | WaitingFetch:
         """Read batches, now or when there are some."""
         active = self._topics.active(self._topics.get(request.topic), request.partition)
         active.check_offset(request.offset)
@@ -162,12 +194,13 @@ class Readers:
             return answer
         if request.wait_ms <= 0:
             return AnswerWithBody(Fetched(request.offset, end_offset), b"")
-        return self._wait(active, request, now_us + request.wait_ms * 1000)
+        return self._wait(active, session, request, now_us + request.wait_ms * 1000)
 
-    def _wait(self, active: ActivePartition, request: Fetch, deadline_us: int) -> WaitingFetch:
+    def _wait(self, active: ActivePartition, session: Session, request: Fetch, deadline_us: int) -> WaitingFetch:
         self._number += 1
         number, next_us = self._number, self._deadlines.next_us()
-        fetch = self._fetches[number] = WaitingFetch(active, request, deadline_us, partial(self._forget, number))
+        fetch = WaitingFetch(active, session, request, deadline_us, partial(self._forget, number))
+        self._fetches[number] = fetch
         self._deadlines.set(number, deadline_us)
         if next_us is None or deadline_us < next_us:
             self._ports.wake_at(deadline_us)
@@ -211,6 +244,14 @@ class Readers:
         """End all streams of a session."""
         for stream in list(self._streams.pop(session, {}).values()):
             stream.close()
+
+    def opened(self) -> Iterator[OpenedReading]:
+        """All streams, and all fetches that wait."""
+        for session, streams in self._streams.items():
+            for stream in streams.values():
+                yield session, stream.request, stream.fail
+        for fetch in self._fetches.values():
+            yield fetch.session, fetch.request, fetch.fail
 
     @property
     def next_tick_us(self) -> int | None:

@@ -2,11 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer, encode_detached_batch
 from headrace.broker.ports import Ports, Session
 from headrace.broker.slices import Steps, in_slices
+from headrace.broker.streams import OpenedReading
 from headrace.broker.subject_trie import SubjectTrie
 from headrace.model.arguments import shown
 from headrace.model.batch import Batch, Columns, received
@@ -16,6 +18,7 @@ from headrace.model.requests import Done
 from headrace.model.subject import checked_pattern, checked_subject, is_own
 from headrace.model.subject_requests import (
     SubjectDelivery,
+    SubjectEnd,
     SubjectPublish,
     SubjectPublished,
     SubjectSubscribe,
@@ -247,6 +250,19 @@ class Switchboard:
             if not mine:
                 del self._sessions[session]
         return Done()
+
+    def opened(self) -> Iterator[OpenedReading]:
+        """All live subscriptions."""
+        for session, subscriptions in self._sessions.items():
+            for one in subscriptions.values():
+                yield session, SubjectSubscribe(f"{one.tenant}/{one.pattern}"), partial(self._end, one)
+
+    def _end(self, subscription: LiveSubscriber, error: HeadraceError) -> None:
+        """End a live subscription, and tell its session why."""
+        if not subscription.closed:
+            session, number = subscription.session, subscription.number
+            self.unsubscribe(session, SubjectUnsubscribe(number))
+            session.push(SubjectEnd(error.code, str(error), number, None, error.retryable, error.details))
 
     def disconnect(self, session: Session) -> None:
         """End all live subscriptions of a session, many of them in slices."""

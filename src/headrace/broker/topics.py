@@ -49,7 +49,7 @@ from headrace.model.middleware import LoadMiddleware
 from headrace.model.request import Answer
 from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList
 from headrace.model.suggestions import nearest, question
-from headrace.model.system_topics import SYSTEM_TOPICS
+from headrace.model.system_topics import BROKER_TOPICS, SYSTEM_TOPICS
 from headrace.model.topic import DEFAULT_TENANT, Storage, TopicName, TopicSettings, parse_topic, topic_settings
 
 logger = logging.getLogger("headrace.broker")
@@ -74,6 +74,8 @@ class Topic:
         self.failure = ""
         """Why the topic could not be opened; empty if it is open."""
         self.revision = fact.revision
+        self.is_brokers = self.name.topic in BROKER_TOPICS
+        """Whether only the broker itself writes to it."""
         self.middleware: MiddlewareChain | None = None
         """What its batches pass through; None if there is nothing, and never was since the broker started."""
 

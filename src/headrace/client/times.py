@@ -60,15 +60,15 @@ def _bounded(time_us: int) -> int:
     raise InvalidArgument(f"a time is {bounds}, not {shown(time_us)}")
 
 
-def checked_seconds(seconds: float, what: str, least: float = 0.0) -> float:
+def checked_seconds(seconds: float, what: str, least: float = 0.0, most: float = SECONDS_MAX) -> float:
     """A number of seconds that can be counted.
 
     >>> checked_seconds(1.5, "timeout")
     1.5
     """
-    if type(seconds) in (int, float) and least <= seconds <= SECONDS_MAX:
+    if type(seconds) in (int, float) and least <= seconds <= most:
         return seconds
-    raise InvalidArgument(f"{what} is a number of seconds from {least:g} to {SECONDS_MAX:g}, not {shown(seconds)}")
+    raise InvalidArgument(f"{what} is a number of seconds from {least:g} to {most:g}, not {shown(seconds)}")
 
 
 def checked_count(count: int, what: str, most: int = COUNT_MAX) -> int:

@@ -13,6 +13,22 @@ EVENTS_SUBJECT = "$events"
 """The first token of the subjects of events: `$events.topic.created`."""
 
 
+EVENT_KINDS = (
+    "dead_letter",
+    "event",
+    "group",
+    "log_level",
+    "member",
+    "policy",
+    "route",
+    "schedule",
+    "service",
+    "subscription",
+    "topic",
+)
+"""What events are about."""
+
+
 class BusEvent(msgspec.Struct, frozen=True, kw_only=True):
     """A change of the bus's own structures, as JSON in the topic and on the subject."""
 
@@ -21,7 +37,7 @@ class BusEvent(msgspec.Struct, frozen=True, kw_only=True):
     time_us: int
     """When it happened, in microseconds since 1970."""
     kind: str
-    """What changed: `topic`, `subscription`, `group`, `member`, `route`, `schedule`, `service`, `dead_letter`, ..."""
+    """What changed: one of EVENT_KINDS, such as `topic` or `service`."""
     action: str
     """What became of it: `created`, `altered`, `deleted`, `joined`, `left`, `expired`, ..."""
     name: str

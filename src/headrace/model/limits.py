@@ -138,8 +138,15 @@ SCHEDULES_MAX = 10_000
 SERVICE_INSTANCES_MAX = 10_000
 """Registered instances of services of one broker."""
 
-SERVICE_BYTES_MAX = 64 << 10
+SERVICE_BYTES_MAX = 16 << 10
 """What one instance of a service says of itself, encoded: metadata, topics, subjects and schemas together."""
+
+SERVICES_BYTES_MAX = 64 << 20
+SERVICES_TENANT_BYTES_MAX = 16 << 20
+"""What all instances say of themselves, of all tenants together and of one."""
+
+SERVICE_VERSION_CHARS_MAX = 100
+"""The version of a service."""
 
 SERVICE_TTL_MS_MIN = 100
 SERVICE_TTL_MS_MAX = 3_600_000
@@ -150,6 +157,10 @@ ERRORS_REPORTED_MAX = 100
 
 ERROR_BYTES_MAX = 64 << 10
 """One reported error, encoded, its traceback and details included."""
+
+ERRORS_KEPT_BYTES_MAX = 32 << 20
+ERRORS_KEPT_TENANT_BYTES_MAX = 2 << 20
+"""Excerpts of the newest errors of services in memory, of all tenants together and of one."""
 
 LOG_RULES_MAX = 1000
 """Logging levels that are set in one broker."""

@@ -8,6 +8,11 @@ from headrace.model.kinds import Kind
 from headrace.model.request import Answer, Permission, Request, Resource, Verb, WireStruct, declare
 from headrace.model.requests import Done
 
+OTHER_CODES = "other"
+"""Counts the errors of a service that have more codes than are counted apart."""
+OTHER_SERVICES = "others"
+"""Counts the errors of services beyond those that are counted apart."""
+
 
 class ServiceDefinition(WireStruct):
     """What an instance of a service says of itself."""
@@ -88,21 +93,30 @@ class ServiceInfo(Answer):
     """By topic or subject, as the instance says that registered last; ServiceList leaves them out."""
     errors: int = 0
     """How many errors it has reported since the broker was started."""
+    instances_total: int = 0
+    """How many instances it has."""
+    truncated: bool = False
+    """Whether there are more instances, topics, subjects or schemas than are told here."""
 
 
 class ServicesFound(Answer):
     """The answer to ServiceList."""
 
+    tenant_fields = ("next",)
+
     services: list[ServiceInfo]
+    """With up to 100 instances each, without their metadata."""
     require_registration: bool = False
     """The tenant's policy."""
+    next: str = ""
+    """If there are more: ask again with this as `after`."""
 
 
 @declare(Kind.SERVICE_LIST, Permission(Verb.DESCRIBE, Resource.SERVICE))
 class ServiceList(Request[ServicesFound]):
     """Which services are registered? Those that match all that is given."""
 
-    tenant_fields = ("name", "produces", "consumes")
+    tenant_fields = ("name", "produces", "consumes", "after")
 
     name: str = ""
     produces: str = ""
@@ -111,6 +125,8 @@ class ServiceList(Request[ServicesFound]):
     """Reads this topic."""
     serves: str = ""
     """Answers requests on this subject."""
+    after: str = ""
+    """Only services with later names: what an answer before has as `next`."""
 
 
 @declare(Kind.SERVICE_DESCRIBE, Permission(Verb.DESCRIBE, Resource.SERVICE, "name"))
@@ -175,16 +191,18 @@ class ErrorSummary(WireStruct):
     """Empty: of clients that are no registered service."""
     total: int
     codes: dict[str, int]
-    """How many, by code; beyond some codes the rest counts as `other`."""
+    """How many, by code, of which the first 100 characters count; beyond 100 codes the rest counts as `other`."""
     last_us: int
     last: list[ServiceError] = msgspec.field(default_factory=list)
-    """The newest ones, the last one first."""
+    """The newest ones, the last one first; of large ones excerpts, whose details have `truncated`."""
 
 
 class ErrorsFound(Answer):
     """The answer to ErrorList."""
 
     services: list[ErrorSummary]
+    truncated: bool = False
+    """Whether fewer of the newest errors are there than were asked for, because memory for them is bounded."""
 
 
 @declare(Kind.ERROR_LIST, Permission(Verb.DESCRIBE, Resource.SERVICE, "service"))

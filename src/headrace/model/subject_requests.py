@@ -1,5 +1,7 @@
 """Requests about subjects: live publishing and subscribing, and request/reply."""
 
+from typing import Any
+
 import msgspec
 
 from headrace.model.error_object import ErrorObject
@@ -142,6 +144,17 @@ class RequestDelivery(Answer):
     timeout_ms: int
     """So long somebody still waits for the reply."""
     headers: Headers = msgspec.field(default_factory=dict)
+
+
+class SubjectEnd(Answer):
+    """Pushed: the broker has ended a live subscription or a responder, and this is why."""
+
+    code: str
+    text: str
+    subscription: int | None = None
+    responder: int | None = None
+    retryable: bool = False
+    details: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 @declare(Kind.REPLY_SEND, answered=False)

@@ -22,7 +22,7 @@ from headrace.model.reading import Delivery
 from headrace.model.request import REQUESTS, Answer, Request, declare
 from headrace.model.requests import Assignment, Done
 from headrace.model.standing_lease import LeaseDelivery, LeaseEnd
-from headrace.model.subject_requests import RequestDelivery, SubjectDelivery
+from headrace.model.subject_requests import RequestDelivery, SubjectDelivery, SubjectEnd
 
 DEFAULT_PORT = 7390
 PROTOCOL_VERSION = 1
@@ -89,6 +89,7 @@ PUSHES: dict[Kind, type[Answer]] = {
     Kind.LEASE_END: LeaseEnd,
     Kind.SUBJECT_DELIVERY: SubjectDelivery,
     Kind.REQUEST_DELIVERY: RequestDelivery,
+    Kind.SUBJECT_END: SubjectEnd,
 }
 """What the broker sends without a request."""
 

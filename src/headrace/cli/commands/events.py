@@ -11,7 +11,7 @@ from headrace.cli.connection import add_connection, connected
 from headrace.cli.message_formats import time_text
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import Output
-from headrace.model.bus_event import BusEvent
+from headrace.model.bus_event import EVENT_KINDS, BusEvent
 from headrace.model.system_topics import EVENTS_TOPIC
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     add = parser.add_argument
     add("--follow", action="store_true", help="go on with new events")
-    add("--kind", help="only events of this kind, such as topic or service")
+    add("--kind", choices=EVENT_KINDS, metavar="KIND", help=f"only events of this kind: {', '.join(EVENT_KINDS)}")
     add("-n", "--limit", metavar="N", type=more_than_zero(int), default=1000, help="newest events to print (1000)")
     add_connection(parser)
     parser.set_defaults(run=show)

@@ -137,7 +137,7 @@ def _content(info: ServiceInfo) -> dict[str, object]:
         "name": info.name,
         "instances": [msgspec.structs.asdict(one) for one in info.instances],
     }
-    for field in ("produces", "consumes", "serves", "schemas", "errors"):
+    for field in ("produces", "consumes", "serves", "schemas", "errors", "instances_total", "truncated"):
         content[field] = getattr(info, field)
     return content
 
@@ -146,7 +146,7 @@ def _row(info: ServiceInfo) -> tuple[object, ...]:
     return (
         info.name,
         ", ".join(_versions(info)) or "-",
-        len(info.instances),
+        info.instances_total,
         ", ".join(info.consumes) or "-",
         ", ".join(info.produces) or "-",
         info.errors,
@@ -176,6 +176,8 @@ def _description(info: ServiceInfo) -> Iterator[str]:
     ]
     yield ""
     yield from table(("instance", "version", "client", "state", "registered", "metadata"), *rows)
+    if info.truncated:
+        yield f"({len(info.instances):,} of {info.instances_total:,} instances; there is more than fits here)"
 
 
 def _named(summary: ErrorSummary) -> str:

@@ -15,7 +15,14 @@ from headrace.model.reading import Delivery, StreamCredit, StreamOpen, StreamOpe
 from headrace.model.request import AnswerType, Declaration, Request
 from headrace.model.requests import Assignment, Publish, TransactionStage
 from headrace.model.standing_lease import LeaseCredit, LeaseDelivery, LeaseEnd
-from headrace.model.subject_requests import ReplySend, RequestDelivery, RequestSend, SubjectDelivery, SubjectPublish
+from headrace.model.subject_requests import (
+    ReplySend,
+    RequestDelivery,
+    RequestSend,
+    SubjectDelivery,
+    SubjectEnd,
+    SubjectPublish,
+)
 from headrace.wire.frames import HEADER_BYTES, Frame, frame
 from headrace.wire.native import Kind, Ping, Pong, Welcome, decode, decode_answer
 
@@ -81,12 +88,18 @@ class LiveReader(Protocol):
     def live_delivered(self, delivery: SubjectDelivery, body: Bytes) -> None:
         """Take messages; the body is valid until this returns."""
 
+    def live_ended(self, error: HeadraceError) -> None:
+        """Learn why the broker has ended the subscription."""
+
 
 class RequestReader(Protocol):
     """Receives the requests that a responder is to answer."""
 
     def request_delivered(self, router: "RequestRouter", delivery: RequestDelivery, value: bytes) -> None:
         """Take a request, which is to be answered on the same connection."""
+
+    def serving_ended(self, error: HeadraceError) -> None:
+        """Learn why the broker sends no more requests."""
 
 
 class _PendingRequest(NamedTuple):
@@ -362,12 +375,23 @@ class RequestRouter:
             holder = self.leases.pop(end.standing, None)
             if holder is not None:
                 holder.lease_ended(end.standing, error_of(end.code, end.text, end.retryable, end.details))
+        elif come.kind == Kind.SUBJECT_END:
+            self._subject_ended(decode(come.kind, come.head))
         elif come.kind == Kind.DRAIN:
             self.draining = True
             if self.on_drain is not None:
                 self.on_drain()
         else:
             raise ProtocolError(f"the broker sent a frame of kind {come.kind}, which this client does not know")
+
+    def _subject_ended(self, end: SubjectEnd) -> None:
+        error = error_of(end.code, end.text, end.retryable, end.details)
+        receiver = None if end.subscription is None else self.live.pop(end.subscription, None)
+        if receiver is not None:
+            receiver.live_ended(error)
+        responder = None if end.responder is None else self.responders.pop(end.responder, None)
+        if responder is not None:
+            responder.serving_ended(error)
 
     def _tell(self, callback: Callback[Any], answer: Any, body: Bytes) -> None:
         try:

@@ -27,7 +27,7 @@ from headrace.model.identity import Identity
 from headrace.model.request import REQUESTS, Answer
 from headrace.model.requests import Assignment, Done
 from headrace.model.standing_lease import LeaseDelivery, LeaseEnd
-from headrace.model.subject_requests import RequestDelivery, SubjectDelivery
+from headrace.model.subject_requests import RequestDelivery, SubjectDelivery, SubjectEnd
 from headrace.wire import native
 from headrace.wire.frames import Frame, Frames
 from headrace.wire.native import PROTOCOL_VERSION, Kind, decode, failure
@@ -51,6 +51,7 @@ _PUSHED: dict[type[Answer], int] = {
     LeaseDelivery: int(Kind.LEASE_DELIVERY),
     SubjectDelivery: int(Kind.SUBJECT_DELIVERY),
     RequestDelivery: int(Kind.REQUEST_DELIVERY),
+    SubjectEnd: int(Kind.SUBJECT_END),
 }
 """The frame kinds of pushed messages."""
 _TOUCH_US = 250_000

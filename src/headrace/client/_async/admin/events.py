@@ -1,5 +1,6 @@
 """Events about the bus itself: what was created, changed and removed, who came and went."""
 
+import logging
 from typing import TYPE_CHECKING
 
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
@@ -11,6 +12,8 @@ from headrace.model.system_topics import EVENTS_TOPIC
 if TYPE_CHECKING:
     from headrace.client._async.bus import AsyncBus
     from headrace.client._async.consumer.subscription import AsyncSubscription
+
+logger = logging.getLogger("headrace.client")
 
 _LIMIT_MAX = 100_000
 
@@ -73,7 +76,7 @@ class AsyncEventFeed:
             for batch in batches:
                 for at, value in enumerate(batch.columns().values, batch.base_offset):
                     if offset <= at < end and value is not None:
-                        events.append(decode_event(value))
+                        events += _decoded(value, at)
                 offset = max(offset, batch.base_offset + batch.span)
         return events
 
@@ -100,4 +103,15 @@ class AsyncEventFeed:
             'created'
         """
         await self.record()
-        return self._bus.subscribe(EVENTS_TOPIC, start=start, deserializer=decode_event, timeout=timeout)
+        return self._bus.subscribe(
+            EVENTS_TOPIC, start=start, deserializer=decode_event, on_error="skip", timeout=timeout
+        )
+
+
+def _decoded(value: bytes, offset: int) -> list[BusEvent]:
+    """The event of a message; none if it is no event, as of a topic that others have written to."""
+    try:
+        return [decode_event(value)]
+    except InvalidArgument as error:
+        logger.warning("skipped: %s  topic=%s offset=%s", error, EVENTS_TOPIC, offset)
+        return []

@@ -28,7 +28,7 @@ class AsyncServiceRegistrations:
         self._registered: dict[tuple[str, str], ServiceRegister] = {}
         """By name and instance."""
         self._backoff = Backoff()
-        broker.listen(self)
+        broker.listen(self, first=True)
 
     async def add(self, request: ServiceRegister) -> None:
         """Register an instance over all connections, now and after each reconnect; if it is refused, not again."""
@@ -60,7 +60,7 @@ class AsyncServiceRegistrations:
     def attach(self, line: AsyncReconnectingConnection) -> None:
         """Register over one more connection, too."""
         self._lines.append(line)
-        line.listen(self)
+        line.listen(self, first=True)
 
     def end(self) -> None:
         """Deregister without waiting for the answers: the bus is closed."""
@@ -74,7 +74,7 @@ class AsyncServiceRegistrations:
         """In a forked child: the parent is the registered instance."""
         self._registered.clear()
         del self._lines[1:]
-        self.broker.listen(self)
+        self.broker.listen(self, first=True)
 
     def connection_up(self, connection: Connection) -> None:
         """Register over a new connection, before anything else is sent."""
@@ -92,8 +92,11 @@ class AsyncServiceRegistrations:
     def _answered(
         self, connection: Connection, request: ServiceRegister, answer: ServiceRegistered | HeadraceError, _: Bytes
     ) -> None:
+        key = request.definition.name, request.definition.instance
         if isinstance(answer, ServiceRegistered):
             self._backoff.reset()
+            if key not in self._registered:  # it was deregistered while there was no connection
+                connection.request_nowait(ServiceDeregister(*key), b"", _ignore)
         elif not isinstance(answer, ConnectionFailed):
             name = request.definition.name
             logger.warning("service not registered again; retrying  service=%s error=%s", name, answer)

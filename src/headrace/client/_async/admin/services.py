@@ -8,6 +8,7 @@ from headrace.client._async.admin.service_registrations import AsyncServiceRegis
 from headrace.client.times import check_name, checked_seconds
 from headrace.model.arguments import shown
 from headrace.model.errors import InvalidArgument
+from headrace.model.limits import SERVICE_TTL_MS_MAX, SERVICE_TTL_MS_MIN
 from headrace.model.service_requests import (
     ErrorList,
     ErrorReport,
@@ -91,7 +92,8 @@ class AsyncServices:
             _checked_names(serves, "serves"),
             {topic: _checked_schema(topic, schema) for topic, schema in (schemas or {}).items()},
         )
-        request = ServiceRegister(definition, round(checked_seconds(ttl, "ttl", 0.1) * 1000))
+        checked_seconds(ttl, "ttl", SERVICE_TTL_MS_MIN / 1000, SERVICE_TTL_MS_MAX / 1000)
+        request = ServiceRegister(definition, round(ttl * 1000))
         await self._registrations.add(request)
         return definition.instance
 
@@ -113,10 +115,10 @@ class AsyncServices:
         await self._registrations.remove(name)
 
     async def list(self) -> ServiceInfos:
-        """List the services that are registered, by name; without their schemas.
+        """List the services that are registered, by name.
 
         Returns:
-            The services, each with its instances.
+            The services, as from `find`.
 
         Raises:
             Timeout: if the broker does not answer in time.
@@ -138,7 +140,8 @@ class AsyncServices:
             serves: a subject on which it answers requests.
 
         Returns:
-            The services, by name and without their schemas.
+            The services, by name, without their schemas and metadata, and with up to 100 instances each:
+            `instances_total` says how many there are, and `describe` all of a service.
 
         Raises:
             Timeout: if the broker does not answer in time.
@@ -148,8 +151,13 @@ class AsyncServices:
             >>> [info.name for info in await bus.services.find(produces="orders")]
             ['shop']
         """
-        answer = await self._broker.request(ServiceList(name, produces, consumes, serves))
-        return answer.services
+        found: ServiceInfos = []
+        after: str | None = ""
+        while after is not None:
+            answer = await self._broker.request(ServiceList(name, produces, consumes, serves, after))
+            found += answer.services
+            after = answer.next or None
+        return found
 
     async def describe(self, name: str) -> ServiceInfo:
         """Describe a service: its instances, topics, subjects and schemas.
@@ -158,7 +166,7 @@ class AsyncServices:
             name: the service's name.
 
         Returns:
-            The service.
+            The service; `truncated` if it has more than fits into an answer.
 
         Raises:
             ServiceNotFound: if no instance of it is registered.
@@ -195,6 +203,9 @@ class AsyncServices:
 
     async def errors(self, service: str = "", *, last: int = 10) -> ErrorSummaries:
         """Count the errors of services since the broker was started, and return the newest.
+
+        The broker keeps excerpts of the newest errors, as far as memory for them reaches, and counts at most 500
+        services of a tenant apart, the rest as `others`. The topic `headrace.errors` has all of every error.
 
         Parameters:
             service: the service's name; by default all services.

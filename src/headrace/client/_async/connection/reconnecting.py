@@ -51,6 +51,8 @@ class AsyncReconnectingConnection:
         self._memory = memory
         self._monitor = Monitor()
         self._listeners: WeakRegistry[AsyncConnectionListener] = WeakRegistry()
+        self._greeters: WeakRegistry[AsyncConnectionListener] = WeakRegistry()
+        """Listeners that send over a new connection before anybody else can."""
         self._closed = False
         self._ending: weakref.ref[Connection] | None = None
         self._disowned = ""
@@ -157,6 +159,7 @@ class AsyncReconnectingConnection:
         self.connection = None
         self._monitor = Monitor()
         self._listeners = WeakRegistry()
+        self._greeters = WeakRegistry()
         self._last_error = self._reconnecting = self._ending = self._ping_s = self._ticking = None
         self._dormant = True
         if not isinstance(self._target, Address):
@@ -164,10 +167,13 @@ class AsyncReconnectingConnection:
         elif FORK_REFUSED:
             self._disowned = ASYNCIO
 
-    def listen(self, listener: AsyncConnectionListener) -> None:
-        """Tell a listener about connections, beginning with the present one."""
+    def listen(self, listener: AsyncConnectionListener, *, first: bool = False) -> None:
+        """Tell a listener about connections, beginning with the present one.
+
+        With `first`, it is told of a new one before any request, also one that is repeated, is sent over it.
+        """
         with self._monitor.guard:
-            self._listeners.add(listener)
+            (self._greeters if first else self._listeners).add(listener)
             connection = self.connection
         if connection is not None:
             listener.connection_up(connection)
@@ -176,6 +182,7 @@ class AsyncReconnectingConnection:
         """Stop telling a listener."""
         with self._monitor.guard:
             self._listeners.discard(listener)
+            self._greeters.discard(listener)
 
     def ping_every(self, seconds: float) -> None:
         """Send a ping at least this often, even if the broker's heartbeat is longer."""
@@ -216,6 +223,8 @@ class AsyncReconnectingConnection:
 
     def _adopt(self, connection: Connection) -> bool:
         """Use this connection from now on, unless it is gone already."""
+        for greeter in self._greeters.alive():
+            greeter.connection_up(connection)
         with self._monitor.guard:
             if self._closed:
                 connection.end()
@@ -258,7 +267,7 @@ class AsyncReconnectingConnection:
                 self._last_error = error
 
     def _drains(self) -> None:
-        for listener in self._listeners.alive():
+        for listener in (*self._greeters.alive(), *self._listeners.alive()):
             listener.connection_drains()
 
     def _tick_later(self, connection: Connection) -> None:

@@ -125,6 +125,12 @@ class AsyncLiveReceiver:
             self._bytes += batch.length
             self._monitor.notify()
 
+    def live_ended(self, error: HeadraceError) -> None:
+        """Raise the broker's error once everything that was delivered is taken."""
+        with self._monitor.guard:
+            self._number, self._error = None, error
+            self._monitor.notify()
+
     def _answered(self, connection: Connection, answer: SubjectSubscribed | HeadraceError) -> None:
         if isinstance(answer, SubjectSubscribed):
             with self._monitor.guard:

@@ -121,6 +121,12 @@ class Responder:
             else:
                 self._monitor.notify(1)
 
+    def serving_ended(self, error: HeadraceError) -> None:
+        """Serve no more, for this reason."""
+        with self._monitor.guard:
+            self._number = None
+        self._on_fatal(error)
+
     def _answered(self, connection: Connection, answer: ServeOpened | HeadraceError) -> None:
         if isinstance(answer, ServeOpened):
             connection.responders[answer.responder] = self
