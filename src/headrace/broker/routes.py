@@ -254,15 +254,6 @@ class RouteRegistry:
         state = self._state.sources.get(topic.id)
         return None if state is None else state.positions.get(partition, 0)
 
-    def retained_from(self, topic: Topic, partition: int) -> int | None:
-        """The offset from which on retention leaves messages; None where nothing is forwarded at the moment.
-
-        Where targets fail, as on a full disk, retention goes on: it may be what frees the space.
-        """
-        source = self._sources.get(topic.id)
-        forwarder = None if source is None else source.forwarders.get(partition)
-        return None if forwarder is None or forwarder.error else self.consumed_offset(topic, partition)
-
     def tick(self, now_us: int) -> None:
         """Try again what failed, and record how far messages are forwarded."""
         self._queue.tick(now_us)
