@@ -229,13 +229,13 @@ class RouteRegistry:
 
         return in_slices(self._ports, steps())
 
-    def explained(self, request: RouteExplain, tenant: str) -> RouteExplained:
+    def explained(self, request: RouteExplain, tenant: str) -> PendingAnswer[RouteExplained]:
         """Tell which routes a message would take, and why."""
         name = str(parse_topic(request.source)) if request.source else str(TopicName(tenant, INGRESS_TOPIC))
         topic = self._topics.find(name) if not request.source else self._topics.known(name)
         source = None if topic is None else self._sources.get(topic.id)
         routes = [] if source is None else [one for one in source.routes.values() if one.until is None]
-        return explain(name, sorted(routes, key=lambda one: one.name), request)
+        return in_slices(self._ports, explain(name, routes, request))
 
     # For others.
 
