@@ -689,20 +689,38 @@ def test_until_consumed_waits_for_routes(tmp_path: Path) -> None:
     assert len(bench.values("out")) == 20
 
 
-def test_retention_waits_for_routes_unless_they_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("limit", [{"retain_bytes": 8000}, {"retain_seconds": 1.0}])
+def test_retention_waits_for_a_target_that_takes_no_messages(tmp_path: Path, limit: dict[str, Any]) -> None:
+    from headrace.model.leasing import SubscriptionCreate, SubscriptionDelete
+
     bench = Workbench(str(tmp_path / "data"), settings=BrokerSettings(maintenance_seconds=1.0))
-    bench.ask(TopicCreate("in", {"retain_bytes": 8000, "segment_bytes": 4096}))
+    bench.ask(TopicCreate("in", {"segment_bytes": 4096} | limit))
+    add(bench, "all", "out", all=True)
+    bench.ask(SubscriptionCreate("out", "jobs", {"messages_max": 1, "overflow": "refuse"}))
+    for number in range(40):
+        publish(bench, b"%d" % number + b"." * 1000)
+    for _ in range(5):
+        bench.tick(1.5)
+    assert "messages_max" in listed(bench)["all"].error
+    assert bench.ask(TopicDescribe("in")).partitions[0].first_offset <= len(bench.values("out"))
+    bench.ask(SubscriptionDelete("out", "jobs"))
+    for _ in range(5):
+        bench.tick(1.5)
+    assert [value.split(b".")[0] for value in bench.values("out")] == [b"%d" % number for number in range(40)]
+    assert listed(bench)["all"].lost == 0
+    assert bench.ask(TopicDescribe("in")).partitions[0].first_offset > 0, "retention goes on"
+
+
+def test_what_a_topic_in_memory_drops_before_it_is_forwarded_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Workbench(str(tmp_path / "data"))
+    bench.ask(TopicCreate("in", {"storage": "memory", "memory_bytes": 64 << 20}))
     add(bench, "all", "out", all=True)
     source = next(iter(bench.broker._routes._sources.values()))
     source.holds += 1
-    for number in range(40):
-        publish(bench, b"%d" % number + b"." * 1000)
-    bench.tick(1.5)
-    bench.tick(1.5)
-    assert bench.ask(TopicDescribe("in")).partitions[0].first_offset == 0
-    source.forwarders[0].error = "as on a full disk"
-    bench.tick(1.5)
-    bench.tick(1.5)
+    for number in range(80):
+        publish(bench, b"%d" % number + b"." * 1_000_000)
     first = bench.ask(TopicDescribe("in")).partitions[0].first_offset
     assert first > 0
     with caplog.at_level(logging.WARNING):
@@ -710,7 +728,7 @@ def test_retention_waits_for_routes_unless_they_fail(tmp_path: Path, caplog: pyt
         bench.run()
     assert f"messages removed before they were forwarded  topic=in partition=0 first=0 last={first - 1}" in caplog.text
     assert listed(bench)["all"].lost == first
-    assert len(bench.values("out")) == 40 - first
+    assert len(bench.values("out")) == 80 - first
 
 
 def test_a_trim_leaves_what_is_not_forwarded(tmp_path: Path) -> None:

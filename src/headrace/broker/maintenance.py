@@ -209,7 +209,7 @@ class Maintenance:
         first_offset = 0
         if age_us is not None or settings.retain_bytes is not None:
             first_offset = partition.retention_offset(now_us, age_us, settings.retain_bytes)
-            unforwarded = self._routes.retained_from(topic, active.number)
+            unforwarded = self._routes.consumed_offset(topic, active.number)
             first_offset = first_offset if unforwarded is None else min(first_offset, unforwarded)
         if settings.validity is Validity.UNTIL_CONSUMED:
             first_offset = max(first_offset, self._consumed_offset(topic, active.number))

@@ -2,18 +2,33 @@
 
 from collections.abc import Sequence
 
-from headrace.broker.route_table import OVER_BUDGET, CompiledRoute, missing_headers, subject_text
+from headrace.broker.route_table import (
+    OVER_BUDGET,
+    CompiledRoute,
+    content_cost,
+    in_budget_order,
+    missing_headers,
+    subject_text,
+)
+from headrace.broker.slices import Steps
 from headrace.broker.subject_trie import SubjectTrie
 from headrace.model.arguments import shown
 from headrace.model.content.decoded_values import NOT_JSON, DecodedValues
 from headrace.model.headers import header_pairs
+from headrace.model.limits import ROUTE_STEPS_MAX
 from headrace.model.route import described_condition
 from headrace.model.route_requests import SUBJECT_HEADER, RouteExplain, RouteExplained, RouteVerdict
 
+_SLICE_COST = 1000
+"""What content queries may cost in one slice, in microseconds, or one query."""
 
-def explain(source: str, routes: Sequence[CompiledRoute], message: RouteExplain) -> RouteExplained:
-    """Tell for each route of a source whether it takes a message."""
-    verdicts = [_verdict(route, message) for route in routes if not route.definition.unmatched]
+
+def explain(source: str, routes: Sequence[CompiledRoute], message: RouteExplain) -> Steps:
+    """Tell for each route of a source whether it takes a message; returns RouteExplained."""
+    verdicts = [
+        _verdict(route, message) for route in routes if route.matcher is None and not route.definition.unmatched
+    ]
+    yield from _by_content(routes, message.value, verdicts)
     is_decided = all(verdict.reason != OVER_BUDGET for verdict in verdicts)
     is_taken = any(verdict.is_taken for verdict in verdicts)
     for route in routes:
@@ -42,17 +57,25 @@ def _verdict(route: CompiledRoute, message: RouteExplain) -> RouteVerdict:
             f", and not {', '.join(missing)}" if missing and have else ""
         )
         return _told(route, is_taken, f"{definition.headers_match} of its headers are needed: {reason}")
-    if route.matcher is not None:
-        decoded = DecodedValues([message.value])
-        selection = route.matcher.select(decoded)
-        if selection.failed:
-            return _told(route, False, OVER_BUDGET)
-        kind = route.matcher.query.kind
-        if not selection.matched and kind != "regex" and decoded.documents()[0] is NOT_JSON:
-            return _told(route, False, "the value is not JSON")
-        does = "matches" if selection.matched else "does not match"
-        return _told(route, bool(selection.matched), f"the value {does} {described_condition(definition)}")
     return _told(route, True, "it takes every message")
+
+
+def _by_content(routes: Sequence[CompiledRoute], value: bytes | None, verdicts: list[RouteVerdict]) -> Steps:
+    """Ask all content queries, which have one budget as they have when a message is forwarded."""
+    decoded, budgets, cost = DecodedValues([value]), [ROUTE_STEPS_MAX], 0
+    for route, matcher in in_budget_order(routes):
+        selection = matcher.select(decoded, budgets=budgets)
+        does = "matches" if selection.matched else "does not match"
+        reason = f"the value {does} {described_condition(route.definition)}"
+        if selection.failed:
+            reason = OVER_BUDGET
+        elif not selection.matched and matcher.query.kind != "regex" and decoded.documents()[0] is NOT_JSON:
+            reason = "the value is not JSON"
+        verdicts.append(_told(route, bool(selection.matched), reason))
+        cost += content_cost(selection)
+        if cost >= _SLICE_COST:
+            cost = 0
+            yield
 
 
 def _by_subject(route: CompiledRoute, message: RouteExplain) -> RouteVerdict:

@@ -1,25 +1,29 @@
 """The routes of one source topic, indexed so that a message finds those that it takes without a look at all of them."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 from headrace.broker.route_facts import OffsetsByPartition, RouteStored
 from headrace.broker.subject_trie import SubjectTrie
 from headrace.model.batch import Columns
 from headrace.model.content.decoded_values import DecodedValues
-from headrace.model.content.matcher import QueryMatcher, compile_query
+from headrace.model.content.matcher import QueryMatcher, Selection, compile_query
 from headrace.model.headers import Headers, header_pairs
-from headrace.model.limits import SUBJECT_CHARS_MAX
+from headrace.model.limits import CONTENT_STEPS_MAX, ROUTE_STEPS_MAX, SUBJECT_CHARS_MAX
 from headrace.model.route_requests import SUBJECT_HEADER
 
 _CACHED_MAX = 4096
 """Subjects whose routes are remembered until a route is added or removed."""
 _SUBJECT_BYTES_MAX = 4 * SUBJECT_CHARS_MAX
-_STEPS_MAX = 8192
-"""Steps of content queries that are taken in one go; at least one message is looked at."""
+_TOGETHER_STEPS = 4096
+"""Steps of a content query that are taken in one go, about a millisecond; at least one message is looked at."""
+_TOGETHER_BYTES = 32 << 10
+"""Bytes of values that are decoded in one go, about a millisecond at worst; or one message."""
+_SLICE_STEPS = CONTENT_STEPS_MAX
+"""Steps of all content queries after which a slice ends."""
+_ASKING_COST = 5
+"""The cost of asking a content query at all, in microseconds."""
 _NODES_MAX = 16_384
 """Nodes of patterns that the new subjects of messages may visit in one go; at least one subject is looked up."""
-_STEPS_EACH = 4
-"""The cost of asking a content query about one message, in microseconds."""
 
 OVER_BUDGET = "the content query needs too many steps, or the value is too large"
 
@@ -164,21 +168,29 @@ class RouteTable:
         decision: RoutingDecision,
         added: dict[int, list[CompiledRoute]],
     ) -> Generator[int, None, None]:
-        """Ask all content queries; as many messages are decided about as the slowest query gets to."""
-        decoded = DecodedValues(columns.values)
-        selections = []
-        for route in self._content:
-            if route not in inactive:
-                assert route.matcher is not None
-                selection = route.matcher.select(decoded, 0, _STEPS_MAX)
-                selections.append((route, selection))
-                decision.count = min(decision.count, selection.end)
-                yield _STEPS_EACH * decision.count
-        for route, selection in selections:
-            for index in selection.matched:
-                if index < decision.count:
-                    added.setdefault(index, []).append(route)
-            decision.failed += [(index, route) for index in selection.failed if index < decision.count]
+        """Ask all content queries about one message, two more, four more, until that has taken many steps.
+
+        What the queries may take for a message together is theirs in the order in which the routes were made: after a
+        crash the same ones fail.
+        """
+        routes = in_budget_order(route for route in self._content if route not in inactive)
+        decoded, count, taken = DecodedValues(columns.values), decision.count, 0
+        budgets = [ROUTE_STEPS_MAX] * count
+        begin, window = 0, 1
+        while routes and begin < count and taken < _SLICE_STEPS:
+            end = _window_end(columns.values, begin, min(begin + window, count))
+            for route, matcher in routes:
+                at = begin
+                while at < end:
+                    selection = matcher.select(decoded, at, _TOGETHER_STEPS, stop=end, budgets=budgets)
+                    for index in selection.matched:
+                        added.setdefault(index, []).append(route)
+                    decision.failed += [(index, route) for index in selection.failed]
+                    taken += selection.steps
+                    yield content_cost(selection)
+                    at = selection.end
+            begin, window = end, 2 * window
+            decision.count = begin
 
     def _by_subject(self, columns: Columns, count: int) -> list[Taken]:
         """The routes that each message takes because of its subject, and those that take all.
@@ -241,6 +253,27 @@ class RouteTable:
     def _forget_matches(self) -> None:
         self._cache.clear()
         self._interned.clear()
+
+
+def in_budget_order(routes: Iterable[CompiledRoute]) -> list[tuple[CompiledRoute, QueryMatcher]]:
+    """The routes with a content query, in the order in which they may take steps for a message."""
+    found = [(route, route.matcher) for route in routes if route.matcher is not None]
+    return sorted(found, key=lambda pair: pair[0].id)
+
+
+def content_cost(selection: Selection) -> int:
+    """What it has cost to ask a content query, in microseconds, about."""
+    return _ASKING_COST + selection.steps * 3 // 10
+
+
+def _window_end(values: Sequence[bytes | None], begin: int, end: int) -> int:
+    """The end of the messages to be decoded together, at least one."""
+    size = 0
+    for index in range(begin, end):
+        size += len(values[index] or b"")
+        if size > _TOGETHER_BYTES and index > begin:
+            return index
+    return end
 
 
 class HeaderRoutes:

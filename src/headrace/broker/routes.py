@@ -232,13 +232,13 @@ class RouteRegistry:
 
         return in_slices(self._ports, steps())
 
-    def explained(self, request: RouteExplain, tenant: str) -> RouteExplained:
+    def explained(self, request: RouteExplain, tenant: str) -> PendingAnswer[RouteExplained]:
         """Tell which routes a message would take, and why."""
         name = str(parse_topic(request.source)) if request.source else str(TopicName(tenant, INGRESS_TOPIC))
         topic = self._topics.find(name) if not request.source else self._topics.known(name)
         source = None if topic is None else self._sources.get(topic.id)
         routes = [] if source is None else [one for one in source.routes.values() if one.until is None]
-        return explain(name, sorted(routes, key=lambda one: one.name), request)
+        return in_slices(self._ports, explain(name, routes, request))
 
     # For others.
 
@@ -256,15 +256,6 @@ class RouteRegistry:
         """The offset before which all messages of a partition are forwarded for good; None without routes."""
         state = self._state.sources.get(topic.id)
         return None if state is None else state.positions.get(partition, 0)
-
-    def retained_from(self, topic: Topic, partition: int) -> int | None:
-        """The offset from which on retention leaves messages; None where nothing is forwarded at the moment.
-
-        Where targets fail, as on a full disk, retention goes on: it may be what frees the space.
-        """
-        source = self._sources.get(topic.id)
-        forwarder = None if source is None else source.forwarders.get(partition)
-        return None if forwarder is None or forwarder.error else self.consumed_offset(topic, partition)
 
     def tick(self, now_us: int) -> None:
         """Try again what failed, and record how far messages are forwarded."""

@@ -7,13 +7,12 @@ import msgspec
 
 from headrace.broker.active_partition import ActivePartition, Answer
 from headrace.broker.ports import Ports
-from headrace.engines.api import Appended, DerivedCache, DerivedPart, DerivedPartition, Slice
+from headrace.engines.api import PART_MESSAGES, Appended, DerivedCache, DerivedPart, DerivedPartition, Slice
 from headrace.model.batch import Batch, Columns
 from headrace.model.content.decoded_values import DecodedValues
 from headrace.model.content.matcher import QueryMatcher, compile_query
 from headrace.model.content.query import ContentQuery
 from headrace.model.errors import HeadraceError, InvalidArgument, TopicIsView
-from headrace.model.limits import CONTENT_STEPS_MAX
 from headrace.model.requests import Publish, Published
 from headrace.model.topic import SYSTEM_PREFIX, TopicName, TopicSettings, topic_settings
 
@@ -22,6 +21,8 @@ logger = logging.getLogger("headrace.broker")
 _LOGGED_US = 60_000_000
 """How often messages that a view leaves out are logged."""
 _DECODED_TOGETHER = 64
+_READ_STEPS = 8192
+"""Steps of the query after which a read ends, about two milliseconds; at least one message is looked at."""
 _OWN = frozenset({"view_of", "view_query", "partitions"})
 """The settings that whoever creates a view may give."""
 
@@ -36,7 +37,7 @@ class ContentFilter:
         """Select among the messages of a part; ends early when they take many steps."""
         matched: list[int] = []
         failed: list[int] = []
-        at, left = start, CONTENT_STEPS_MAX
+        at, left = start, _READ_STEPS
         while at < stop and left > 0:
             # A few at a time: documents that live long make the garbage collector look at them.
             values = columns.values[at : min(at + _DECODED_TOGETHER, stop)]
@@ -45,7 +46,7 @@ class ContentFilter:
             failed += [at + index for index in selection.failed]
             at += selection.end
             left -= selection.steps
-        return DerivedPart(matched, at, failed)
+        return DerivedPart(matched, at, failed, work=(_READ_STEPS - left) * PART_MESSAGES // _READ_STEPS)
 
 
 class ActiveView(ActivePartition):

@@ -12,7 +12,7 @@ from headrace.engines.ballast import Ballast
 from headrace.engines.data_directory import FORMAT, FORMER_FORMAT, UPGRADING, DataDirectory, DataFormat, PartitionPath
 from headrace.engines.delivered_partition import DeliveredPartition
 from headrace.engines.derived_cache import DerivedCache
-from headrace.engines.derived_partition import BatchTransform, DerivedPart, DerivedPartition
+from headrace.engines.derived_partition import PART_MESSAGES, BatchTransform, DerivedPart, DerivedPartition
 from headrace.engines.journal import Gap, Journal, Snapshot
 from headrace.engines.key_index import KeyCounts, KeyEntry, KeyIndex, key_counts
 from headrace.engines.leased.contents import Contents
@@ -40,6 +40,7 @@ __all__ = [
     "FORMAT",
     "FORMER_FORMAT",
     "FORWARDER_MIN",
+    "PART_MESSAGES",
     "PRODUCER_MIN",
     "RANK_BITS",
     "SESSION_BOUND_US",

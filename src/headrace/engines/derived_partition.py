@@ -47,6 +47,8 @@ class DerivedPart(NamedTuple):
     """Which messages are left out because they could not be derived."""
     columns: Columns | None = None
     """The messages at these indexes as readers see them; None if they are unchanged."""
+    work: int = 0
+    """How many plain messages would have taken as long, if that is more than there are."""
 
 
 class BatchTransform(Protocol):
@@ -173,7 +175,10 @@ class DerivedPartition(Partition):
         start, stop = _part(source, columns, index)
         key = self._key(source.base_offset + _place(source, columns, start))
         batch: Batch | None = self._cache.get(key)
-        if batch is None or batch.next_offset <= offset:
+        if batch is not None and batch.next_offset <= offset:  # the part was cut short before
+            start, key = index, self._key(source.base_offset + _place(source, columns, index))
+            batch = self._cache.get(key)
+        if batch is None:
             part = self._transform.derive(columns, start, stop)
             if part.stop <= index:  # it stopped before the offset that is wanted
                 self._note(source, columns, part, start, stop)
@@ -190,7 +195,7 @@ class DerivedPartition(Partition):
         """Count the work, and the messages that failed for the first time."""
         looked_at = part.stop - start
         by_bytes = source.raw_bytes * looked_at // source.count * PART_MESSAGES // PART_BYTES
-        self.work += max(looked_at, by_bytes, PART_MESSAGES if part.stop < stop else 0)
+        self.work += max(looked_at, by_bytes, part.work, PART_MESSAGES if part.stop < stop else 0)
         if not part.failed:
             return
         offsets = {source.base_offset + _place(source, columns, index) for index in part.failed}

@@ -235,6 +235,10 @@ CONTENT_DEPTH_MAX = 128
 """The deepest nesting of a value that a JSON query looks into; a deeper one counts as failed."""
 
 CONTENT_STEPS_MAX = 32_768
-"""Steps that a content query may take for one message, about 0.2 microseconds each; with more it counts as failed."""
+"""Steps that a content query may take for one message, about 0.3 microseconds each; with more it counts as failed."""
+
+ROUTE_STEPS_MAX = 2 * CONTENT_STEPS_MAX
+"""Steps that all content routes of a topic may take for one message; those that come too late count as failed."""
+
 RESULT_BYTES_MAX = 1 << 20
 """The result of a job."""

@@ -156,7 +156,10 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     retain_seconds: float | None = None
     """Remove segments whose newest message was appended longer ago."""
     retain_bytes: int | None = None
-    """Remove a partition's oldest segments while it is larger."""
+    """Remove a partition's oldest segments while it is larger; those that routes have yet to forward stay.
+
+    So a source grows beyond this while a target takes no messages; `headrace route list` shows why.
+    """
     ttl_seconds: float | None = None
     """With validity `ttl`: how long after it was appended a message is delivered."""
     segment_bytes: int | None = None

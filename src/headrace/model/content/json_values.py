@@ -47,3 +47,13 @@ def is_contained(pattern: Any, document: Any) -> bool:
         if name not in document or not is_contained(member, document[name]):
             return False
     return True
+
+
+def count_nodes(value: Any) -> int:
+    """The number of values within a JSON value, itself included.
+
+    >>> count_nodes({"a": [1, 2]})
+    4
+    """
+    inner = value.values() if type(value) is dict else value if type(value) is list else ()
+    return 1 + sum(count_nodes(one) for one in inner)

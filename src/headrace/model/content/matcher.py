@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from headrace.model.content.budget import Evaluation, OverBudget
 from headrace.model.content.decoded_values import NOT_JSON, DecodedValues
-from headrace.model.content.json_values import is_contained, is_equal
+from headrace.model.content.json_values import count_nodes, is_contained, is_equal
 from headrace.model.content.jsonpath_filters import compile_jsonpath
 from headrace.model.content.jsonpath_nodes import NOTHING, Test
 from headrace.model.content.jsonpath_parser import parse_jsonpath
@@ -32,27 +32,47 @@ class QueryMatcher:
     def __init__(self, query: ContentQuery) -> None:
         self.query = query
 
-    def select(self, decoded: DecodedValues, start: int = 0, steps_max: int | None = None) -> Selection:
-        """Look at the messages from index `start` on.
+    def select(
+        self,
+        decoded: DecodedValues,
+        start: int = 0,
+        steps_max: int | None = None,
+        *,
+        stop: int | None = None,
+        budgets: list[int] | None = None,
+    ) -> Selection:
+        """Look at the messages from index `start` on and before `stop`.
 
-        With `steps_max` it ends after the message that uses up so many steps; `Selection.end` says where.
+        With `steps_max` it ends after the message that uses up so many steps; `Selection.end` says where. `budgets` are
+        the steps that several queries may take together, for each message; they are reduced by what this one takes.
         """
         raise NotImplementedError
 
 
 class _ConstantMatcher(QueryMatcher):
-    """A query on documents that takes a few steps for each, whatever the document."""
+    """A query on documents that takes the same few steps for each, whatever the document: no budget is needed."""
 
     def __init__(self, query: ContentQuery, test: Callable[[Any], bool]) -> None:
         super().__init__(query)
         self._test = test
+        self._steps = 1 + count_nodes(query.argument) // 2
 
-    def select(self, decoded: DecodedValues, start: int = 0, steps_max: int | None = None) -> Selection:
-        end = len(decoded) if steps_max is None else min(len(decoded), start + max(steps_max, 1))
+    def select(
+        self,
+        decoded: DecodedValues,
+        start: int = 0,
+        steps_max: int | None = None,
+        *,
+        stop: int | None = None,
+        budgets: list[int] | None = None,  # noqa: ARG002
+    ) -> Selection:
+        end = len(decoded) if stop is None else stop
+        if steps_max is not None:
+            end = min(end, start + max(steps_max // self._steps, 1))
         documents, test = decoded.documents(end), self._test
         window = documents[start:end] if start or end < len(documents) else documents
         matched = [index for index, document in enumerate(window, start) if document is not NOT_JSON and test(document)]
-        return Selection(matched, _between(decoded.failed, start, end), end, end - start)
+        return Selection(matched, _between(decoded.failed, start, end), end, (end - start) * self._steps)
 
 
 class _PathMatcher(QueryMatcher):
@@ -62,8 +82,16 @@ class _PathMatcher(QueryMatcher):
         super().__init__(query)
         self._exists = exists
 
-    def select(self, decoded: DecodedValues, start: int = 0, steps_max: int | None = None) -> Selection:
-        count = len(decoded)
+    def select(
+        self,
+        decoded: DecodedValues,
+        start: int = 0,
+        steps_max: int | None = None,
+        *,
+        stop: int | None = None,
+        budgets: list[int] | None = None,
+    ) -> Selection:
+        count = len(decoded) if stop is None else stop
         left = 1 << 60 if steps_max is None else steps_max
         documents = decoded.documents(count if steps_max is None else start)
         matched: list[int] = []
@@ -71,17 +99,23 @@ class _PathMatcher(QueryMatcher):
         exists, evaluation, index = self._exists, Evaluation(None), start
         while index < count and left > 0:
             if index >= len(documents):
-                documents = decoded.documents(index + 64)
+                documents = decoded.documents(min(index + 64, count))
             document = documents[index]
             if document is not NOT_JSON:
-                evaluation.root, evaluation.left = document, CONTENT_STEPS_MAX
+                allowed = CONTENT_STEPS_MAX if budgets is None else min(CONTENT_STEPS_MAX, budgets[index])
+                evaluation.root, evaluation.left = document, allowed
                 try:
+                    evaluation.spend(1)
                     if exists(document, evaluation):
                         matched.append(index)
                 except OverBudget:
                     failed.append(index)
-                left -= CONTENT_STEPS_MAX - evaluation.left
-            left -= 1
+                used = allowed - max(evaluation.left, 0)
+                left -= used
+                if budgets is not None:
+                    budgets[index] -= used
+            else:
+                left -= 1
             index += 1
         undecoded = _between(decoded.failed, start, index)
         steps = (1 << 60 if steps_max is None else steps_max) - left
@@ -96,13 +130,21 @@ class _BytesMatcher(QueryMatcher):
         self._search = expression.search
         self._bytes_max = expression.bytes_max
 
-    def select(self, decoded: DecodedValues, start: int = 0, steps_max: int | None = None) -> Selection:
+    def select(
+        self,
+        decoded: DecodedValues,
+        start: int = 0,
+        steps_max: int | None = None,
+        *,
+        stop: int | None = None,
+        budgets: list[int] | None = None,
+    ) -> Selection:
         matched: list[int] = []
         failed: list[int] = []
         search, bytes_max = self._search, self._bytes_max
         allowed = left = 1 << 60 if steps_max is None else max(1, steps_max * bytes_max // CONTENT_STEPS_MAX)
-        end = len(decoded)
-        for index, value in enumerate(decoded.values[start:] if start else decoded.values, start):
+        end = len(decoded) if stop is None else stop
+        for index, value in enumerate(decoded.values[start:end], start):
             if left <= 0:
                 end = index
                 break
@@ -110,6 +152,12 @@ class _BytesMatcher(QueryMatcher):
                 if len(value) > bytes_max:
                     failed.append(index)
                     continue
+                if budgets is not None:
+                    steps = 1 + len(value) * CONTENT_STEPS_MAX // bytes_max
+                    if steps > budgets[index]:
+                        failed.append(index)
+                        continue
+                    budgets[index] -= steps
                 left -= len(value) + 1
                 if search(value) is not None:
                     matched.append(index)
