@@ -123,8 +123,6 @@ Handler = Callable[[Session, Any, memoryview, int], Any]
 
 UNIX_SCHEME = "headrace+unix:"
 """What addresses of Unix sockets begin with: they are paths."""
-_ENDED_TOGETHER = 100
-"""Streams, fetches and leases that are ended per slice."""
 _FULL_DISK = (
     "the disk is full, and the remaining space is reserved for freeing more; nothing was appended: trim topics "
     "(headrace topic trim), or free some space"
@@ -192,7 +190,8 @@ class Broker:
         self._observability = Observability(observed, self._ledger, ports, self._turns, always=settings.record_events)
         self._services = self._observability.services
         self._restricted = self._services.restricted
-        self._services.tightened.connect(self._end_unregistered)
+        self._services.add_openings(self._readers.opened, self._standing.opened, self._leasing.waiting)
+        self._services.add_openings(self._switchboard.opened, self._requests.opened)
         self._sessions: set[Session] = set()
         self._draining = False
         self.wall_offset_us = 0
@@ -314,21 +313,6 @@ class Broker:
             self._services.check(session, request)
         return handler
 
-    def _end_unregistered(self, tenant: str) -> None:
-        """End what sessions of a tenant have open that may not use the bus any more, in slices."""
-        opened = [*self._readers.opened(), *self._standing.opened(), *self._leasing.waiting()]
-        opened += [*self._switchboard.opened(), *self._requests.opened()]
-
-        def steps() -> Steps:
-            for number, (session, request, end) in enumerate(opened, 1):
-                refusal = self._services.refusal(session, request) if session.tenant == tenant else None
-                if refusal is not None:
-                    end(refusal)
-                if number % _ENDED_TOGETHER == 0:
-                    yield
-
-        in_slices(self._ports, steps())
-
     def _log_levels_changed(self, *_: object) -> None:
         levels = self._observability.levels
         self._handlers = levels.traced(self._plain_handlers) if levels.active else self._plain_handlers
@@ -353,10 +337,8 @@ class Broker:
             self._tick("schedules", self._schedules.tick, now_us + self.wall_offset_us)  # about the time of day
         cron_us = None if self._draining else self._schedules.next_tick_us()
         cron_us = None if cron_us is None else cron_us - self.wall_offset_us
-        leasing_us, readers_us = self._leasing.next_tick_us, self._readers.next_tick_us
-        times = [self._maintenance.next_tick_us, leasing_us, readers_us, self._groups.next_tick_us(), cron_us]
-        times.append(self._middleware.next_tick_us)
-        times.append(self._requests.next_tick_us)
+        times = [self._maintenance.next_tick_us, self._leasing.next_tick_us, self._readers.next_tick_us, cron_us]
+        times += [self._groups.next_tick_us(), self._middleware.next_tick_us, self._requests.next_tick_us]
         times.append(self._services.next_tick_us())
         return min(time_us for time_us in (*times, now_us + 1_000_000) if time_us is not None)
 
@@ -499,9 +481,7 @@ class Broker:
     ) -> Published | PendingAnswer[Published]:
         batch = received(body)
         if batch.producer_id and not PRODUCER_MIN <= batch.producer_id < FORWARDER_MIN:
-            raise InvalidArgument(
-                f"producers' ids below {PRODUCER_MIN} and from {FORWARDER_MIN} on are the broker's own"
-            )
+            raise InvalidArgument(f"producers' ids below {PRODUCER_MIN} and from {FORWARDER_MIN} on are the broker's")
         if not request.topic:
             request.topic = self._routes.ingress(session.tenant)
         return self._publish_batch(session, request, batch, now_us)
@@ -608,9 +588,8 @@ class Broker:
             return TopicsFound((yield from self._topics.matching(request)))
 
         pending_answer: PendingAnswer[TopicsFound] = in_slices(self._ports, steps())
-        return (
-            pending_answer.outcome if isinstance(pending_answer.outcome, TopicsFound) else pending_answer
-        )  # few are there at once
+        found = pending_answer.outcome
+        return found if isinstance(found, TopicsFound) else pending_answer  # few are there at once
 
     def _info(self, session: Session, _: Info, __: memoryview, now_us: int) -> BrokerInfo:
         tenant = None if session.names is None else session.tenant

@@ -8,12 +8,13 @@ from headrace.broker.dead_letters import BuriedMessages, DeadLetters
 from headrace.broker.group_coordinator import GroupCoordinator
 from headrace.broker.leasing import LeaseDispatcher
 from headrace.broker.ledger import Ledger
+from headrace.broker.live_instance import LiveInstance
 from headrace.broker.log_levels import LogLevels
 from headrace.broker.ports import Ports, Session
 from headrace.broker.routes import RouteRegistry
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.service_errors import ServiceErrorLog
-from headrace.broker.services import LiveInstance, ServiceRegistry
+from headrace.broker.services import ServiceRegistry
 from headrace.broker.streams import Readers
 from headrace.broker.subscription import Subscription
 from headrace.broker.subscriptions import SubscriptionRegistry

@@ -1,18 +1,15 @@
 """Lists and describes registered services: in slices, and in answers of bounded size whatever services say."""
 
 from collections.abc import Generator, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from headrace.broker.live_instance import LiveInstance
 from headrace.broker.slices import Steps
 from headrace.broker.subject_trie import SubjectTrie
 from headrace.model.service_requests import ServiceInfo, ServiceList, ServicesFound
 from headrace.model.subject import checked_subject
 from headrace.model.topic import parse_topic
-
-if TYPE_CHECKING:
-    from headrace.broker.services import LiveInstance
 
 _LISTED_INSTANCES_MAX = 100
 _LISTED_NAMES_MAX = 100
@@ -28,9 +25,7 @@ _WORK_TOGETHER = 1000
 InfoSteps = Generator[None, None, ServiceInfo]
 
 
-def list_services(
-    services: Mapping[str, Mapping[str, "LiveInstance"]], names: list[str], request: ServiceList
-) -> Steps:
+def list_services(services: Mapping[str, Mapping[str, LiveInstance]], names: list[str], request: ServiceList) -> Steps:
     """Collect a page of the services of these names that match."""
     wanted = _WantedService(request)
     found, size_bytes, work = list[ServiceInfo](), 0, 0
@@ -52,7 +47,7 @@ def list_services(
     return ServicesFound(found)
 
 
-def describe_service(name: str, lives: list["LiveInstance"]) -> InfoSteps:
+def describe_service(name: str, lives: list[LiveInstance]) -> InfoSteps:
     """All that instances say of a service, as far as it fits."""
     info, size_bytes = ServiceInfo(name, instances_total=len(lives)), 0
     for number, live in enumerate(lives, 1):
@@ -69,7 +64,7 @@ def describe_service(name: str, lives: list["LiveInstance"]) -> InfoSteps:
     return info
 
 
-def _summarize(name: str, lives: list["LiveInstance"]) -> InfoSteps:
+def _summarize(name: str, lives: list[LiveInstance]) -> InfoSteps:
     """A service as in a list: without schemas and metadata, and with the first of its instances only."""
     info = ServiceInfo(name, instances_total=len(lives), truncated=len(lives) > _LISTED_INSTANCES_MAX)
     info.instances = [live.info(metadata=False) for live in lives[:_LISTED_INSTANCES_MAX]]
@@ -77,7 +72,7 @@ def _summarize(name: str, lives: list["LiveInstance"]) -> InfoSteps:
     return info
 
 
-def _collect_names(info: ServiceInfo, lives: list["LiveInstance"], most: int) -> Steps:
+def _collect_names(info: ServiceInfo, lives: list[LiveInstance], most: int) -> Steps:
     """Fill in topics and subjects of all instances together, so many at most."""
     for field in ("produces", "consumes", "serves"):
         names: set[str] = set()
@@ -95,7 +90,7 @@ def _collect_names(info: ServiceInfo, lives: list["LiveInstance"], most: int) ->
         setattr(info, field, sorted(names)[:most])
 
 
-def _collect_schemas(info: ServiceInfo, lives: list["LiveInstance"]) -> Steps:
+def _collect_schemas(info: ServiceInfo, lives: list[LiveInstance]) -> Steps:
     """Fill in schemas, each as the instance says that registered last."""
     size_bytes = 0
     for number, live in enumerate(sorted(lives, key=lambda live: live.registered_us, reverse=True), 1):
@@ -119,7 +114,7 @@ class _WantedService:
         self._consumes = str(parse_topic(request.consumes)) if request.consumes else ""
         self._serves = checked_subject(request.serves) if request.serves else ""
 
-    def is_in(self, lives: list["LiveInstance"]) -> Generator[None, None, bool]:
+    def is_in(self, lives: list[LiveInstance]) -> Generator[None, None, bool]:
         """Whether these instances together do all of it."""
         missing = {field for field in ("_produces", "_consumes", "_serves") if getattr(self, field)}
         work = 0

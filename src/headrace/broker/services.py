@@ -1,5 +1,6 @@
 """Registered services: live instances in memory, kept alive by their sessions, and the policy who may use the bus."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -7,12 +8,14 @@ import msgspec
 from headrace.broker.deadlines import Deadlines
 from headrace.broker.facts import ServicePolicySet
 from headrace.broker.ledger import Ledger
+from headrace.broker.live_instance import LiveInstance, definition_bytes
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports, Session
 from headrace.broker.service_discovery import describe_service, list_services
 from headrace.broker.service_errors import ServiceErrorLog
 from headrace.broker.signal import Signal
 from headrace.broker.slices import Steps, in_slices
+from headrace.broker.streams import OpenedReading
 from headrace.broker.subject_trie import SubjectTrie
 from headrace.model.bus_event import EVENTS_SUBJECT
 from headrace.model.errors import InvalidArgument, LimitExceeded, NotRegistered, ServiceNotFound
@@ -32,7 +35,6 @@ from headrace.model.service_requests import (
     ServiceDeregister,
     ServiceDescribe,
     ServiceInfo,
-    ServiceInstance,
     ServiceList,
     ServicePolicy,
     ServicePolicyAlter,
@@ -48,6 +50,8 @@ from headrace.model.topic import (
     tenant_of,
 )
 
+_ENDED_TOGETHER = 100
+"""Streams, leases and the like of the unregistered that are ended per slice."""
 _EXPIRED_TOGETHER = 100
 """Maximum instances that expire per tick."""
 
@@ -62,47 +66,6 @@ Key = tuple[str, str]
 """A service's name, with its tenant, and an instance of it."""
 
 
-class LiveInstance:
-    """A registered instance of a service, and the sessions that keep it alive."""
-
-    __slots__ = (
-        "client",
-        "definition",
-        "identity",
-        "key",
-        "registered_us",
-        "seen_us",
-        "sessions",
-        "size_bytes",
-        "ttl_us",
-    )
-
-    def __init__(self, definition: ServiceDefinition, session: Session, ttl_us: int, now_us: int) -> None:
-        self.key = definition.name, definition.instance
-        self.definition = definition
-        self.size_bytes = _size_bytes(definition)
-        self.client = session.client
-        self.identity = session.identity
-        self.sessions = {session}
-        self.ttl_us = ttl_us
-        self.registered_us = now_us
-        self.seen_us = now_us
-
-    def info(self, *, metadata: bool = True) -> ServiceInstance:
-        """The instance as others see it, with or without its metadata."""
-        return ServiceInstance(
-            instance=self.definition.instance,
-            version=self.definition.version,
-            client=self.client,
-            address=next((session.address for session in self.sessions), ""),
-            metadata=self.definition.metadata if metadata else {},
-            registered_us=self.registered_us,
-            seen_us=self.seen_us,
-            ttl_ms=self.ttl_us // 1000,
-            connected=bool(self.sessions),
-        )
-
-
 class ServiceRegistry:
     """All registered instances, by service; and each tenant's policy."""
 
@@ -114,8 +77,7 @@ class ServiceRegistry:
         """An instance was `registered`, `altered` or `deregistered`, or has `expired`, with the time."""
         self.policy_changed: Signal[str, bool, int] = Signal()
         """A tenant's policy was changed: the tenant, whether it requires registration, and the time."""
-        self.tightened: Signal[str] = Signal()
-        """Sessions of a tenant may not use the bus any more, although they could before."""
+        self._openings: list[Callable[[], Iterable[OpenedReading]]] = []
         self._services: dict[str, dict[str, LiveInstance]] = {}
         """By name and instance."""
         self._by_client: dict[tuple[str, str], LiveInstance] = {}
@@ -154,8 +116,26 @@ class ServiceRegistry:
             (self.restricted.add if wanted else self.restricted.discard)(tenant)
             self.policy_changed(tenant, wanted, now_us)
             if wanted:
-                self.tightened(tenant)
+                self._end_unregistered(tenant)
         return self._ledger.durably(ServicePolicy(wanted))
+
+    def add_openings(self, *openings: Callable[[], Iterable[OpenedReading]]) -> None:
+        """Add callables that tell what sessions have open; it ends when those may not use the bus any more."""
+        self._openings += openings
+
+    def _end_unregistered(self, tenant: str) -> None:
+        """End what sessions of a tenant have open that may not use the bus any more, in slices."""
+        opened = [one for opening in self._openings for one in opening() if one[0].tenant == tenant]
+
+        def steps() -> Steps:
+            for number, (session, request, end) in enumerate(opened, 1):
+                refusal = self.refusal(session, request)
+                if refusal is not None:
+                    end(refusal)
+                if number % _ENDED_TOGETHER == 0:
+                    yield
+
+        in_slices(self._ports, steps())
 
     # Instances.
 
@@ -180,7 +160,7 @@ class ServiceRegistry:
             self._check_room(definition.name, known.size_bytes)
             self._add(known, now_us, "registered")
         else:
-            size_bytes = _size_bytes(definition)
+            size_bytes = definition_bytes(definition)
             self._check_room(definition.name, size_bytes - known.size_bytes)
             known.sessions.add(session)
             self._forget_client(known)
@@ -206,7 +186,7 @@ class ServiceRegistry:
             if self._is_live(known):
                 self._remove(known, now_us, "deregistered")
             if session.tenant in self.restricted:
-                self.tightened(session.tenant)
+                self._end_unregistered(session.tenant)
         return Done()
 
     def touch(self, session: Session, now_us: int) -> None:
@@ -367,14 +347,10 @@ def _checked(request: ServiceRegister) -> ServiceDefinition:
         patterns.add(pattern, pattern)
     if len(given.version) > SERVICE_VERSION_CHARS_MAX:
         raise InvalidArgument(f"a version has up to {SERVICE_VERSION_CHARS_MAX} characters, not {len(given.version)}")
-    size_bytes = _size_bytes(definition)
+    size_bytes = definition_bytes(definition)
     if size_bytes > SERVICE_BYTES_MAX:
         raise InvalidArgument(
             f"the service {given.name} says {size_bytes} bytes of itself, and {SERVICE_BYTES_MAX} are the most: leave "
             "out some metadata or schemas"
         )
     return definition
-
-
-def _size_bytes(definition: ServiceDefinition) -> int:
-    return len(msgspec.msgpack.encode(definition))
