@@ -23,7 +23,7 @@ _SLICE_STEPS = CONTENT_STEPS_MAX
 _ASKING_COST = 5
 """The cost of asking a content query at all, in microseconds."""
 
-OVER_BUDGET = "the content query needs too many steps, or the value is too large"
+OVER_BUDGET = "the content queries need too many steps, or the value is too large, too deep or not representable"
 
 
 class CompiledRoute:
