@@ -1,4 +1,4 @@
-"""What content queries may cost: for one message in all routes of a topic together, in one loop turn, and in one read."""
+"""What content queries may cost: for a message in all routes of a topic together, in a loop turn, and in a read."""
 
 from collections.abc import Generator
 from typing import Any

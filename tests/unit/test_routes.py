@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.route_facts import RouteStored
-from headrace.broker.route_forwarder import _SLICE_MESSAGES
+from headrace.broker.route_forwarder import _SLICE_MESSAGES, RouteForwarder
 from headrace.broker.route_table import CompiledRoute, RouteTable
 from headrace.broker.settings import BrokerSettings
 from headrace.broker.subject_trie import SubjectTrie
@@ -320,6 +320,46 @@ def test_a_target_is_deleted_before_it_is_synced(tmp_path: Path) -> None:
     bench.tick(2.0)
     source = bench.broker._topics.get("in")
     assert bench.broker._routes.consumed_offset(source, 0) == 6
+
+
+def test_behind_counts_what_is_not_synced_in_the_targets(tmp_path: Path) -> None:
+    bench = Workbench(str(tmp_path / "data"))
+    add(bench, "all", "out", all=True)
+    publish(bench, b"0")
+    assert listed(bench)["all"].behind == 0
+    bench.syncing_later = True
+    bench.begin(Publish("in", 0), bench.batch([b"1"]).data)
+    out = bench.broker._topics.active(bench.broker._topics.get("out"), 0)
+    while out.partition.next_offset < 2:
+        assert bench.step(), "nothing was forwarded"
+    source = next(iter(bench.broker._routes._sources.values()))
+    assert source.forwarders[0].position == 2
+    assert out.end_offset == 1, "the message cannot be read yet"
+    assert source.forwarders[0].behind == 1
+    bench.run()
+    assert out.end_offset == 2
+    assert source.forwarders[0].behind == 0
+
+
+def test_behind_is_known_after_a_restart_before_anything_is_forwarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Workbench(str(tmp_path / "data"))
+    add(bench, "all", "out", all=True)
+    source = next(iter(bench.broker._routes._sources.values()))
+    source.holds += 1
+    publish(bench, b"0", b"1", b"2")
+    bench.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(RouteForwarder, "run", lambda *_: 0)  # it has no turn yet
+        bench = Workbench(str(tmp_path / "data"), now_us=bench.now_us)
+        source = next(iter(bench.broker._routes._sources.values()))
+        assert not source.forwarders[0].is_open
+        assert listed(bench)["all"].behind == 3
+    source.start()
+    bench.run()
+    assert listed(bench)["all"].behind == 0
+    assert bench.values("out") == [b"0", b"1", b"2"]
 
 
 def test_a_deleted_source_takes_its_routes_with_it(tmp_path: Path) -> None:

@@ -151,8 +151,18 @@ class RouteForwarder:
 
     @property
     def behind(self) -> int:
-        """How many messages can be read and are not forwarded yet; 0 before the partition is open."""
-        return 0 if self._active is None else max(self._active.end_offset - self.position, 0)
+        """How many messages can be read, and are not yet in all targets, synced; 0 before the partition is open."""
+        return 0 if self._active is None else max(self._active.end_offset - self.synced_position, 0)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the partition is open."""
+        return self._active is not None
+
+    def open(self) -> None:
+        """Open the partition, if it is not open; raises what the store raises."""
+        if self._active is None and not self._is_stopped:
+            self._open()
 
     def start(self) -> None:
         """Begin to forward."""

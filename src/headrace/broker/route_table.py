@@ -25,7 +25,7 @@ _ASKING_COST = 5
 _NODES_MAX = 16_384
 """Nodes of patterns that the new subjects of messages may visit in one go; at least one subject is looked up."""
 
-OVER_BUDGET = "the content query needs too many steps, or the value is too large"
+OVER_BUDGET = "the content queries need too many steps, or the value is too large, too deep or not representable"
 
 
 class CompiledRoute:

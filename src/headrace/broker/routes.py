@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -225,12 +226,22 @@ class RouteRegistry:
                 if fact is not None and tenant_of(name) == tenant:
                     route = fact.definition
                     if topic in ("", route.source, *route.targets):
+                        yield from self._open_source(fact.source_id)
                         found.append(self._info(fact))
                 if not number % _LISTED_MAX:
                     yield
             return RoutesFound(found)
 
         return in_slices(self._ports, steps())
+
+    def _open_source(self, source_id: int) -> Steps:
+        """Open the partitions of a source that were not used since the start: only then is known what they have."""
+        source = self._sources.get(source_id)
+        for forwarder in [] if source is None else list(source.forwarders.values()):
+            if not forwarder.is_open:
+                with suppress(HeadraceError, OSError):  # the forwarder tells why, and tries again
+                    forwarder.open()
+                yield
 
     def explained(self, request: RouteExplain, tenant: str) -> PendingAnswer[RouteExplained]:
         """Tell which routes a message would take, and why."""

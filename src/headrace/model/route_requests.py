@@ -45,7 +45,7 @@ class RouteInfo(Answer):
     definition: RouteDefinition
     created_us: int
     behind: int = 0
-    """Messages of the source that are not forwarded yet."""
+    """Messages of the source that are not yet in all their targets, synced: those that are can be read there."""
     lost: int = 0
     """Messages that were removed from the source before they were forwarded, since the broker was started."""
     error: str = ""
@@ -120,7 +120,10 @@ class RouteExplained(Answer):
     Permission(Verb.DESCRIBE, Resource.TOPIC, "source"),
 )
 class RouteExplain(Request[RouteExplained]):
-    """Tell which routes of a topic a message would take, and why; nothing is published."""
+    """Tell which routes of a topic a message would take, and why; nothing is published.
+
+    The message is judged as it is given: as consumers of the topic see it, after the topic's middleware.
+    """
 
     source: str = ""
     """Empty: the ingress."""

@@ -43,6 +43,10 @@ _LIST = """\
 examples:
   headrace route list
   headrace route list --topic billing --json
+
+`behind` counts the messages of the source that are not yet in all their targets,
+synced. If a target takes no messages, it tells why; the source keeps them meanwhile,
+whatever its retention.
 """
 
 _EXPLAIN = """\
@@ -50,7 +54,8 @@ examples:
   headrace route explain --from orders --key eu.paid '{"items": []}'
   headrace route explain --subject orders.eu.paid
 
-Tells which routes a message would take, and why, without publishing it.
+Tells which routes a message would take, and why, without publishing it. Middleware of
+the source is not applied: give the message as it is after that, as consumers see it.
 """
 
 _REMOVE = """\

@@ -1,5 +1,7 @@
 """The values of a batch, decoded from JSON at most once for all queries on them."""
 
+import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +11,14 @@ from headrace.model.limits import CONTENT_BYTES_MAX, CONTENT_DEPTH_MAX
 
 
 class _NotJson:
-    """What stands for a value that is not JSON, or is too large or too deep to be looked into."""
+    """What stands for a value that is not JSON, or cannot be looked into: too large, too deep, or not representable."""
 
     __slots__ = ()
 
 
 NOT_JSON = _NotJson()
 _decode = msgspec.json.Decoder().decode
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class DecodedValues:
@@ -27,7 +30,7 @@ class DecodedValues:
         self.values = values
         self._documents: list[Any] = []
         self.failed: list[int] = []
-        """Indexes of the values decoded so far that are too large or too deep."""
+        """Indexes of the values decoded so far that are too large or too deep, or JSON that cannot be represented."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -45,13 +48,34 @@ class DecodedValues:
                 document = _decode(value)
                 if len(value) > 2 * CONTENT_DEPTH_MAX and _is_too_deep(value, document):
                     raise RecursionError
-            except (msgspec.MsgspecError, ValueError):
+            except (msgspec.MsgspecError, ValueError) as error:
+                if _is_unrepresentable(value, error):
+                    self.failed.append(len(documents))
                 document = NOT_JSON
             except RecursionError:
                 self.failed.append(len(documents))
                 document = NOT_JSON
             documents.append(document)
         return documents
+
+
+def _is_unrepresentable(value: bytes, error: Exception) -> bool:
+    """Whether a value is JSON with a number that is too large, or with half of a surrogate pair in its text."""
+    if isinstance(error, msgspec.ValidationError):
+        return True  # a number is out of range: nothing else is validated
+    if not isinstance(error, msgspec.DecodeError) or not _SURROGATE.search(value):
+        return False
+    try:  # the decoder takes half of a pair for malformed or truncated JSON
+        json.loads(value, parse_constant=_refuse)
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return True
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
 
 
 def _is_too_deep(value: bytes, document: Any) -> bool:

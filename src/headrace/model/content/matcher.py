@@ -19,7 +19,7 @@ class Selection(NamedTuple):
 
     matched: list[int]
     failed: list[int]
-    """Messages for which the query took too many steps, or whose value is too large or too deep to be decoded."""
+    """Messages for which the query took too many steps, or whose value cannot be decoded although it may be JSON."""
     end: int
     """The index of the first message that was not looked at: the count, unless the work was limited."""
     steps: int = 0

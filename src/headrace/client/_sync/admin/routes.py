@@ -113,6 +113,9 @@ class Routes:
     def list(self, topic: str | None = None) -> RouteInfos:
         """List routes by name.
 
+        `behind` counts the messages of the source that are not yet in all their targets, synced there; `error` tells
+        why, if a target takes none at the moment.
+
         Parameters:
             topic: only routes from this topic or to it; by default all.
 
@@ -139,6 +142,9 @@ class Routes:
         headers: GivenHeaders | None = None,
     ) -> RouteExplained:
         """Tell which routes a message would take, and why; publishes nothing.
+
+        Routes see what consumers of the source see. So the message is judged as it is after the middleware of the
+        source, which is not applied to it here.
 
         Parameters:
             source: the topic that it would be published to; by default the ingress.
