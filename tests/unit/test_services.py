@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.broker import services
+import headrace
+from headrace.broker import service_discovery, services
 from headrace.broker.facts import BrokerState, decode_fact, encode_fact
 from headrace.broker.ports import Session
 from headrace.model.batch import NO_PRODUCER
@@ -525,3 +526,12 @@ def test_a_policy_that_cannot_be_written_does_not_apply(tmp_path: Path, monkeypa
     monkeypatch.undo()
     publish(bench, remote(bench))
     bench.close()
+
+
+def test_a_client_follows_the_pages_of_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_discovery, "_PAGE_BYTES", 1)
+    with headrace.open(":memory:") as bus:
+        for name in ("billing", "shop", "stock"):
+            bus.services.register(name, consumes=["orders"])
+        assert [info.name for info in bus.services.list()] == ["billing", "shop", "stock"]
+        assert [info.name for info in bus.services.find(consumes="orders")] == ["billing", "shop", "stock"]

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     add = parser.add_argument
     add("--follow", action="store_true", help="go on with new events")
-    add("--kind", choices=EVENT_KINDS, metavar="KIND", help=f"only events of this kind: {', '.join(EVENT_KINDS)}")
+    add("--kind", choices=EVENT_KINDS, metavar="KIND", help="only events of this kind, such as topic or service")
     add("-n", "--limit", metavar="N", type=more_than_zero(int), default=1000, help="newest events to print (1000)")
     add_connection(parser)
     parser.set_defaults(run=show)
