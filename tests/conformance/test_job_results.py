@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import secrets
 import threading
 from typing import Any
 
@@ -185,6 +186,21 @@ def test_nobody_is_answered_who_does_not_ask(run: Run, topic: str) -> None:
 
             await at_work.until(acked)
         assert before == (await bus.offsets(RESULTS_TOPIC) if await bus.topics(RESULTS_TOPIC) else None)
+
+    run(story)
+
+
+def test_a_partition_that_is_not_there_stands_for_another(run: Run, topic: str) -> None:
+    """As when the results topic was created again with fewer partitions: its number modulo theirs."""
+
+    async def story(bus: Any) -> None:
+        await bus.publish(topic, b"text", reply=True)  # which creates the results topic
+        id = f"99-0-{secrets.token_urlsafe(16)}"
+        assert not await bus.job_result(id).done()
+        await bus.publish(topic, b"json", headers={REPLY_HEADER: id})
+        async with running(bus, worker(topic)):
+            assert await bus.job_result(id).result(timeout=SOON_S) == RETURNED[b"json"]
+        assert await bus.job_result(id).done()
 
     run(story)
 

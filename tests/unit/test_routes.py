@@ -19,6 +19,7 @@ from headrace.model.errors import (
     InvalidArgument,
     InvalidContentQuery,
     LimitExceeded,
+    MessageTooLarge,
     RouteExists,
     RouteLoop,
     RouteNotFound,
@@ -642,6 +643,11 @@ def test_subjects_that_a_route_takes_are_stored(bench: Workbench) -> None:
     assert not send("orders.us.1", b"3").stored, "only routes by subject make a message of a subject durable"
     assert bench.values("europe") == bench.values("copy") == [b"1", b"2"]
     assert messages(bench, "europe")[0].headers == {"headrace-subject": b"orders.eu.1"}
+    with pytest.raises(MessageTooLarge):
+        send("orders.eu.1", b"." * (2 << 20))
+    for topic in ("headrace.ingress", "europe"):
+        bench.ask(TopicAlter(topic, {"message_bytes_max": 4 << 20}))
+    assert send("orders.eu.1", b"." * (2 << 20)).stored
     bench.ask(RouteRemove("eu"))
     assert not send("orders.eu.1", b"4").stored
 

@@ -8,8 +8,8 @@ from headrace.client._async.concurrency import Monitor, Task, now, spawn
 from headrace.client._async.consumer.batch_fetch import fetch_batches
 from headrace.client.connection import fork_guard
 from headrace.client.job_results import ExpectedResult, StoredResult, stored_results
-from headrace.model.errors import Closed, CorruptBatch, HeadraceError, OffsetOutOfRange, Timeout
-from headrace.model.job_requests import RESULTS_TOPIC
+from headrace.model.errors import Closed, CorruptBatch, HeadraceError, OffsetOutOfRange, PartitionNotFound, Timeout
+from headrace.model.job_requests import RESULTS_TOPIC, ResultsOpen
 from headrace.model.requests import Offsets
 
 if TYPE_CHECKING:
@@ -106,6 +106,12 @@ class AsyncResultReader:
         except OffsetOutOfRange:  # older ones were removed, or the topic was created again
             answer = await self._broker.request(Offsets(RESULTS_TOPIC, [self.partition], "earliest"))
             following = answer.offsets[self.partition]
+        except PartitionNotFound:  # the topic was created again with fewer: results are in the number modulo theirs
+            count = len((await self._broker.request(ResultsOpen())).ends)
+            if self.partition < count:
+                raise
+            self.partition %= count
+            return await self._read_some(wait)
         except CorruptBatch as error:
             logger.warning("results are damaged and left out  reason=%s", error)
             following = error.next_offset
