@@ -42,6 +42,8 @@ class HttpApplication:
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answer a request."""
         gateway, connection = self._gateway, scope["state"]["connection"]
+        if connection.is_refused:
+            return  # what followed the head was no request, which the client has been told
         headers: dict[bytes, bytes] = dict(scope["headers"])
         gateway.requests += 1
         label, reply, extra = _UNKNOWN, None, []
@@ -76,8 +78,6 @@ class HttpApplication:
         send: Send,
     ) -> tuple[str, Reply | None]:
         raw_path, method = scope["raw_path"], scope["method"]
-        if len(headers) != len(scope["headers"]) and sum(name == b"host" for name, _ in scope["headers"]) > 1:
-            raise HttpError("malformed_request", "a request has one Host")
         authorization = headers.get(b"authorization", b"")
         if not authorization:
             self.guard.check(headers, scope["server"][0] if scope["server"] else "")
