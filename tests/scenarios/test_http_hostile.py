@@ -56,6 +56,35 @@ def test_a_foreign_host_is_refused(client: HttpClient, host: str) -> None:
         assert (refused.status, refused.code) == (403, "host_refused")
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        "[::1].evil.org", "[::1]evil.org", "[::1", "[::1]:80:80", "::1", "a@127.0.0.1", "127.0.0.1:80@evil.org",
+        "localhost:abc", "localhost:1:2", "localhost/evil.org", "localhost#", "localhost?x", "localhost evil.org",
+        "localhost,evil.org", "localhost:evil.org", "[localhost]", "broker.example.org:1@evil.org",
+    ],
+)  # fmt: skip
+def test_what_is_no_host_and_port_is_refused(client: HttpClient, host: str) -> None:
+    refused = client.ask("GET", "/v1/topics", None, {"Host": host, "Origin": f"http://{host}"})
+    assert (refused.status, refused.code) == (400, "malformed_request")
+    received = client.raw(f"GET http://{host}/v1/topics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    assert received.startswith((b"HTTP/1.1 400", b"HTTP/1.1 403", b"HTTP/1.1 404")), host
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "expected"),
+    [
+        ("http://localhost/v1/topics", "127.0.0.1", 200),
+        ("http://evil.org/v1/topics", "localhost", 403),
+        ("http://localhost/v1/topics", "evil.org", 403),
+        ("http://localhost@evil.org/v1/topics", "localhost", 400),
+    ],
+)
+def test_the_host_of_a_whole_url_counts(client: HttpClient, target: str, host: str, expected: int) -> None:
+    received = client.raw(f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    assert int(received.split(b" ")[1]) == expected
+
+
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:7391", "broker.example.org:80"])
 def test_the_brokers_own_names_are_good(client: HttpClient, host: str) -> None:
     assert client.ask("GET", "/v1/topics", None, {"Host": host}).status == 200

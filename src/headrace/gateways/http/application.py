@@ -80,7 +80,10 @@ class HttpApplication:
         raw_path, method = scope["raw_path"], scope["method"]
         authorization = headers.get(b"authorization", b"")
         if not authorization:
-            self.guard.check(headers, scope["server"][0] if scope["server"] else "")
+            local_host = scope["server"][0] if scope["server"] else ""
+            self.guard.check(headers, local_host)
+            if authority := scope["state"].get("authority"):  # it counts instead of the Host
+                self.guard.check({**headers, b"host": authority}, local_host)
         if method == "OPTIONS":
             return _UNKNOWN, self._preflight(raw_path, headers)
         route, parameters = self._router.find(raw_path, "GET" if method == "HEAD" else method)

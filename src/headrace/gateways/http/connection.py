@@ -1,6 +1,7 @@
 """A connection of HTTP: uvicorn's protocol with limits on heads and times, and the client's session with the broker."""
 
 import logging
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -148,6 +149,8 @@ class HttpConnection(HttpToolsProtocol):
         self._enter(_BODY)
         self._in_body = True
         self._body_bytes = self._frame_bytes = 0
+        if not self.url.startswith(b"/"):
+            self.scope["state"]["authority"] = _authority(self.url)
         try:
             super().on_headers_complete()
         except httptools.HttpParserInvalidURLError:
@@ -305,3 +308,12 @@ class HttpConnection(HttpToolsProtocol):
         session, self._session, self._session_key = self._session, None, None
         if session is not None:
             self._gateway.broker.disconnect(session, self._gateway.now_us())
+
+
+def _authority(target: bytes) -> bytes:
+    """The host and port of a target that is a whole URL; nothing for `*`.
+
+    >>> _authority(b"http://localhost:7391/v1/topics?limit=1"), _authority(b"*")
+    (b'localhost:7391', b'')
+    """
+    return re.split(rb"[/?#]", target.partition(b"://")[2], maxsplit=1)[0]
