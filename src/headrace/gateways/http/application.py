@@ -17,6 +17,7 @@ from headrace.gateways.http.problems import (
 )
 from headrace.gateways.http.resource_table import ROUTES
 from headrace.gateways.http.router import Router
+from headrace.gateways.http.unframed_body import unframed
 from headrace.model.errors import HeadraceError, InternalError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class HttpApplication:
         if connection.is_refused:
             return  # what followed the head was no request, which the client has been told
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        if scope["http_version"] == "1.0":
+            send = unframed(scope["state"]["cycle"])
         gateway.requests += 1
         label, reply, extra = _UNKNOWN, None, []
         try:

@@ -155,6 +155,7 @@ class HttpConnection(HttpToolsProtocol):
             super().on_headers_complete()
         except httptools.HttpParserInvalidURLError:
             raise HttpError("malformed_request", "the target of the request is no path") from None
+        self.scope["state"]["cycle"] = self.cycle
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""
