@@ -191,6 +191,72 @@ def test_if_match_publishes_only_at_the_offset(client: HttpClient) -> None:
     assert [one["value"] for one in read(client)["messages"]] == [1, 2, 3]
 
 
+def test_if_match_needs_the_partition_where_there_are_several(client: HttpClient) -> None:
+    client.post("/v1/topics", {"topic": "orders", "settings": {"partitions": 3}})
+    for body in ({"value": 1}, [{"value": 1}], {"value": 1, "key": "ann"}):
+        refused = client.post(ORDERS, body, If_Match='"0"')
+        assert (refused.status, refused.code) == (422, "invalid_field")
+        assert "partition" in refused.json["detail"]
+    assert client.post(f"{ORDERS}?partition=1", {"value": 1}, If_Match='"0"').json["partition"] == 1
+    assert client.post(ORDERS, {"value": 1, "partition": 1}, If_Match='"0"').code == "unexpected_offset"
+    assert client.post(ORDERS, [{"value": 1, "partition": 1}], If_Match='"1"').status == 202
+
+
+def test_an_unexpected_offset_makes_no_topic(client: HttpClient) -> None:
+    for body in ({"value": 1}, [{"value": 1}], {"value": 1, "partition": 0}, [{"value": 1, "partition": 0}]):
+        refused = client.post(ORDERS, body, If_Match='"7"')
+        assert (refused.status, refused.code) == (412, "unexpected_offset")
+        assert refused.json["details"] == {"next_offset": 0}
+        assert client.get("/v1/topics/orders").code == "topic_not_found"
+
+
+SCHEMA = {
+    "name": "schema",
+    "schema": {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]},
+}
+
+
+def test_a_publish_that_is_stored_in_part_says_so(client: HttpClient) -> None:
+    settings = {"partitions": 3, "middleware": [SCHEMA]}
+    client.post("/v1/topics", {"topic": "orders", "settings": settings})
+    good, bad = {"value": {"id": 1}}, {"value": {"id": "x"}}
+    refused = client.post(ORDERS, [{"partition": 0, **good}, {"partition": 1, **good}, {"partition": 2, **bad}])
+    problem = refused.json
+    assert (refused.status, refused.code) == (422, "message_refused")
+    assert problem["details"]["indexes"] == [2]
+    assert [one["partition"] for one in problem["details"]["receipts"]] == [0, 1]
+    assert "2 of 3 messages were stored" in problem["detail"]
+    assert "message 2 of the request" in problem["detail"]
+    assert "nothing was stored" not in problem["detail"]
+    lines = b'{"value":{"id":1}}\n' * 5000 + b'{"value":{"id":"x"}}'
+    many = client.ask("POST", f"{ORDERS}?partition=2", lines, NDJSON).json
+    assert many["details"]["indexes"] == [5000]
+    assert many["details"]["receipts"][0]["count"] == 4096
+    assert "4096 of 5001 messages were stored" in many["detail"]
+    ends = [one["next_offset"] for one in client.get("/v1/topics/orders").json["partitions"]]
+    assert ends == [1, 1, 4096]
+    whole = client.post(f"{ORDERS}?partition=0", [good, bad]).json
+    assert "nothing was stored" in whole["detail"]
+    assert (whole["details"]["indexes"], "receipts" in whole["details"]) == ([1], False)
+
+
+def test_receipts_with_dead_letters_are_the_same_with_and_without_a_key(client: HttpClient) -> None:
+    good, bad = {"value": {"id": 1}}, {"value": {"id": "x"}}
+    found = []
+    for keys in ({}, {"Idempotency_Key": "a"}):
+        settings = {"middleware": [{**SCHEMA, "on_invalid": "dead_letter"}]}
+        client.post("/v1/topics", {"topic": "orders", "settings": settings})
+        found.append(client.post(ORDERS, [good, bad, good], **keys).json)
+        assert [one["offset"] for one in read(client)["messages"]] == [0, 2]
+        client.ask("DELETE", "/v1/topics/orders")
+    assert found[0] == found[1]
+    client.post("/v1/topics", {"topic": "orders", "settings": settings})
+    one = client.post(ORDERS, bad, Idempotency_Key="a").json
+    assert (one["partition"], one["offset"], one["count"]) == (0, None, 0)
+    many = client.post(ORDERS, [bad], Idempotency_Key="b").json
+    assert (many["count"], many["receipts"]) == (1, [one])
+
+
 def test_an_idempotency_key_has_one_effect(client: HttpClient) -> None:
     first = client.post(ORDERS, {"value": 1}, Idempotency_Key="a")
     again = client.post(ORDERS, {"value": 1}, Idempotency_Key="a")

@@ -56,6 +56,36 @@ def test_a_foreign_host_is_refused(client: HttpClient, host: str) -> None:
         assert (refused.status, refused.code) == (403, "host_refused")
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        "[::1].evil.org", "[::1]evil.org", "[::1", "[::1]:80:80", "::1", "a@127.0.0.1", "127.0.0.1:80@evil.org",
+        "localhost:abc", "localhost:1:2", "localhost/evil.org", "localhost#", "localhost?x", "localhost evil.org",
+        "localhost,evil.org", "localhost:evil.org", "[localhost]", "broker.example.org:1@evil.org",
+    ],
+)  # fmt: skip
+def test_what_is_no_host_and_port_is_refused(client: HttpClient, host: str) -> None:
+    refused = client.ask("GET", "/v1/topics", None, {"Host": host, "Origin": f"http://{host}"})
+    assert (refused.status, refused.code) == (400, "malformed_request")
+    headers = "Host: localhost\r\nConnection: close"
+    received = client.raw(f"GET http://{host}/v1/topics HTTP/1.1\r\n{headers}\r\n\r\n".encode())
+    assert received.startswith((b"HTTP/1.1 400", b"HTTP/1.1 403", b"HTTP/1.1 404")), host
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "expected"),
+    [
+        ("http://localhost/v1/topics", "127.0.0.1", 200),
+        ("http://evil.org/v1/topics", "localhost", 403),
+        ("http://localhost/v1/topics", "evil.org", 403),
+        ("http://localhost@evil.org/v1/topics", "localhost", 400),
+    ],
+)
+def test_the_host_of_a_whole_url_counts(client: HttpClient, target: str, host: str, expected: int) -> None:
+    received = client.raw(f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    assert int(received.split(b" ")[1]) == expected
+
+
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:7391", "broker.example.org:80"])
 def test_the_brokers_own_names_are_good(client: HttpClient, host: str) -> None:
     assert client.ask("GET", "/v1/topics", None, {"Host": host}).status == 200
@@ -188,6 +218,12 @@ def test_a_huge_head_is_refused(client: HttpClient) -> None:
         b"Transfer-Encoding : chunked\r\n",
         b"X: a\r\n Transfer-Encoding: chunked\r\n",
         b"X\0: a\r\n",
+        b"Headrace-Tenant: a\r\nHeadrace-Tenant: b\r\n",
+        b"Content-Type: application/json\r\n",
+        b"Host: localhost\r\n",
+        b"Origin: http://localhost\r\nOrigin: http://localhost\r\n",
+        b"Idempotency-Key: a\r\nIdempotency-Key: a\r\n",
+        b'If-Match: "1"\r\nIf-Match: "1"\r\n',
     ],
 )
 def test_smuggling_shapes_are_refused(client: HttpClient, head: bytes) -> None:
@@ -241,7 +277,13 @@ def test_connections_beyond_the_limit_are_told() -> None:
         for one in clients:
             assert one.get("/healthz").status == 200
         refused = HttpClient(url_of(server)).raw(b"")
-        assert status(refused) == 409
+        assert status(refused) == 503
+        body = b'{"value":1}'
+        refused = HttpClient(url_of(server)).raw(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        assert status(refused) == 503
+        assert b"retry-after: 1\r\n" in refused
+        assert json.loads(refused.partition(b"\r\n\r\n")[2])["retryable"] is True
+        assert clients[0].get("/v1/topics/orders").code == "topic_not_found"
         for one in clients:
             one.close()
 
@@ -252,3 +294,57 @@ def test_pipelined_requests_are_answered_in_order(client: HttpClient) -> None:
     received = client.raw(one * 5 + last)
     assert received.count(b"HTTP/1.1 200") == 5
     assert b"topic_not_found" in received[received.rindex(b"HTTP/1.1") :]
+
+
+# Behind the body.
+
+
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+ONE = b'b\r\n{"value":1}\r\n'
+
+
+@pytest.mark.parametrize(
+    "trailer",
+    [
+        b"Headrace-Tenant: victim",
+        b"Host: localhost",
+        b"Origin: http://localhost",
+        b"Sec-Fetch-Site: same-origin",
+        b"Content-Type: application/json",
+        b'If-Match: "0"',
+        b"Idempotency-Key: k",
+        b"X: y",
+    ],
+)
+def test_headers_behind_the_body_are_refused_and_nothing_is_done(client: HttpClient, trailer: bytes) -> None:
+    assert status(client.raw(HEAD + CHUNKED + ONE + b"0\r\n" + trailer + b"\r\n\r\n")) == 400
+    delete = b"DELETE /v1/topics/kept HTTP/1.1\r\nHost: localhost\r\n" + CHUNKED + b"0\r\n" + trailer + b"\r\n\r\n"
+    client.publish("kept", 1)
+    assert status(client.raw(delete)) == 400
+    assert client.get("/v1/topics/kept").status == 200
+    assert client.get("/v1/topics/orders").code == "topic_not_found"
+    victim = client.ask("GET", "/v1/topics/orders", None, {"Headrace-Tenant": "victim"})
+    assert victim.code == "topic_not_found"
+
+
+@pytest.mark.parametrize(
+    "endless", [b"0\r\nX: " + b"y" * (300 << 10), b"0\r\n" + b"X: y\r\n" * 50_000, b"1;" + b"x" * (300 << 10)]
+)
+def test_what_frames_a_body_is_bounded(client: HttpClient, endless: bytes) -> None:
+    started = time.monotonic()
+    assert status(client.raw(HEAD + CHUNKED + ONE + endless)) == 400
+    assert time.monotonic() - started < WAIT_S
+    assert client.get("/v1/topics/orders").code == "topic_not_found"
+
+
+def test_a_body_of_tiny_chunks_is_bounded_by_all_its_bytes(client: HttpClient) -> None:
+    chunks = (b"1;" + b"x" * 1000 + b"\r\n \r\n") * 3000
+    assert status(client.raw(HEAD + CHUNKED + chunks)) == 413
+
+
+def test_a_body_in_chunks_with_extensions_is_taken(client: HttpClient) -> None:
+    received = client.raw(
+        HEAD + b"Connection: close\r\n" + CHUNKED + b'5;a=b\r\n{"val\r\n0000006\r\nue":1}\r\n0\r\n\r\n'
+    )
+    assert received.startswith(b"HTTP/1.1 202")
+    client.ask("DELETE", "/v1/topics/orders")

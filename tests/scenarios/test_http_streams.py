@@ -248,3 +248,51 @@ def test_a_slow_reader_that_falls_behind_retention_gets_an_error_and_the_stream_
         assert b"event: error\ndata: " in received
         assert b'"code":"offset_out_of_range"' in received
         client.close()
+
+
+def test_a_client_of_http_1_0_gets_a_stream_without_chunks() -> None:
+    with http_server() as server:
+        client = HttpClient(url_of(server))
+        client.publish("orders", 1)
+        with socket.create_connection((client.host, client.port), timeout=WAIT_S) as end:
+            end.sendall(f"GET {STREAM}?start=earliest HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+            received = b""
+            while not received.endswith(b"}\n"):
+                received += end.recv(1 << 16)
+            head, _, body = received.partition(b"\r\n\r\n")
+            assert b"transfer-encoding" not in head
+            assert b"connection: close" in head
+            assert json.loads(body)["value"] == 1
+            client.ask("DELETE", "/v1/topics/orders")  # ends the stream
+            rest = b""
+            while part := end.recv(1 << 16):
+                rest += part
+        assert json.loads(rest)["error"]["code"] == "topic_not_found"
+        plain = client.raw(b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert plain.endswith(b'\r\n\r\n{"status":"ok"}')
+        gone = client.raw(b"DELETE /v1/groups/none HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert json.loads(gone.partition(b"\r\n\r\n")[2])["code"] == "group_not_found"
+        client.close()
+
+
+def test_a_long_poll_of_a_view_waits_for_a_message_of_the_view() -> None:
+    with http_server() as server:
+        client, publisher = HttpClient(url_of(server)), HttpClient(url_of(server))
+        client.publish("orders", {"country": "CH"})
+        view = {"view_of": "orders", "view_query": {"partial": {"country": "CH"}}}
+        assert client.post("/v1/topics", {"topic": "swiss", "settings": view}).status == 201
+        found: list[dict[str, object]] = []
+        path = "/v1/topics/swiss/partitions/0/messages?at=latest&wait=20"
+        poll = threading.Thread(target=lambda: found.append(client.get(path).json))
+        poll.start()
+        for country in ("DE", "FR", "CH"):
+            time.sleep(0.2)
+            publisher.publish("orders", {"country": country})
+        poll.join(WAIT_S)
+        (page,) = found
+        assert [one["offset"] for one in page["messages"]] == [3]  # type: ignore[index, attr-defined]
+        started = time.monotonic()
+        ended = publisher.get("/v1/topics/swiss/partitions/0/messages?at=latest&wait=0.3").json
+        assert (ended["messages"], time.monotonic() - started > 0.2) == ([], True)
+        for one in (client, publisher):
+            one.close()

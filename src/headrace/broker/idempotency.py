@@ -120,7 +120,7 @@ class IdempotentPublisher:
         """Commit the batches of a topic, and the dead letters that follow them, with the fact of the key."""
         batches = [one for one in located if one[2].count]
         parts = [
-            (number, batch.count, self._topics.active(topic, number).partition.next_offset)
+            (number, batch.span, self._topics.active(topic, number).partition.next_offset)
             for of, number, batch in batches
             if of is topic
         ]

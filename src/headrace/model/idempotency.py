@@ -17,7 +17,7 @@ class PartitionBatch(WireStruct):
 
 
 class PublishReceipt(WireStruct):
-    """Where the messages of a batch are: from this offset on, without a gap."""
+    """Where the messages of a batch are: so many offsets from this one on; dead letters leave some of them empty."""
 
     partition: int
     offset: int

@@ -17,6 +17,7 @@ from headrace.gateways.http.problems import (
 )
 from headrace.gateways.http.resource_table import ROUTES
 from headrace.gateways.http.router import Router
+from headrace.gateways.http.unframed_body import unframed
 from headrace.model.errors import HeadraceError, InternalError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -42,7 +43,11 @@ class HttpApplication:
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answer a request."""
         gateway, connection = self._gateway, scope["state"]["connection"]
+        if connection.is_refused:
+            return  # what followed the head was no request, which the client has been told
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        if scope["http_version"] == "1.0":
+            send = unframed(scope["state"]["cycle"])
         gateway.requests += 1
         label, reply, extra = _UNKNOWN, None, []
         try:
@@ -76,11 +81,12 @@ class HttpApplication:
         send: Send,
     ) -> tuple[str, Reply | None]:
         raw_path, method = scope["raw_path"], scope["method"]
-        if len(headers) != len(scope["headers"]) and sum(name == b"host" for name, _ in scope["headers"]) > 1:
-            raise HttpError("malformed_request", "a request has one Host")
         authorization = headers.get(b"authorization", b"")
         if not authorization:
-            self.guard.check(headers, scope["server"][0] if scope["server"] else "")
+            local_host = scope["server"][0] if scope["server"] else ""
+            self.guard.check(headers, local_host)
+            if authority := scope["state"].get("authority"):  # it counts instead of the Host
+                self.guard.check({**headers, b"host": authority}, local_host)
         if method == "OPTIONS":
             return _UNKNOWN, self._preflight(raw_path, headers)
         route, parameters = self._router.find(raw_path, "GET" if method == "HEAD" else method)

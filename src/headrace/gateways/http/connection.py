@@ -1,6 +1,7 @@
 """A connection of HTTP: uvicorn's protocol with limits on heads and times, and the client's session with the broker."""
 
 import logging
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,13 @@ HEAD_BYTES_MAX = 64 << 10
 """Of a request: its first line and all headers."""
 HEADERS_MAX = 128
 """Headers of a request."""
+BODY_OVERHEAD_BYTES = 64 << 10
+"""Received at most between two pieces of a body: the sizes of chunks and their extensions."""
+SINGLE_HEADERS = frozenset(
+    b"host content-type content-length content-encoding origin sec-fetch-site authorization headrace-tenant "
+    b"idempotency-key if-match last-event-id".split()
+)
+"""Headers that a request has at most once: those between client and broker might count another one."""
 _IDLE, _HEAD, _BODY, _ANSWER = range(4)
 _LINGER_S = 1.0
 
@@ -41,6 +49,12 @@ class HttpConnection(HttpToolsProtocol):
         self._phase = _HEAD
         self._phase_since_s = gateway.loop.time()
         self._head_bytes = 0
+        self._in_body = False
+        """Whether the head of a request is complete, and its body is not."""
+        self._body_bytes = 0
+        """Received since the head, with everything that frames the body."""
+        self._frame_bytes = 0
+        """Received since the last piece of the body."""
         self._refusal: HttpError | None = None
         self._session: Session | None = None
         self._session_key: tuple[bytes, str] | None = None
@@ -65,7 +79,8 @@ class HttpConnection(HttpToolsProtocol):
             self.is_admitted = True
         else:
             logger.info("connection refused  client=%s code=%s", self.client, refusal.code)
-            self._end(raw_problem(refusal))
+            self._refusal = HttpError("too_many_connections", str(refusal), **refusal.details)
+            self._end(raw_problem(self._refusal))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release everything that belongs to the connection."""
@@ -86,7 +101,10 @@ class HttpConnection(HttpToolsProtocol):
         if gateway.ignores_requests or self._refusal is not None or self.parser is None:
             return
         self._unset_keepalive_if_required()
-        if self._phase <= _HEAD:
+        if self._in_body:
+            self._body_bytes += len(data)
+            self._frame_bytes += len(data)
+        elif self._phase <= _HEAD:
             self._head_bytes += len(data)
             if len(data) > HEAD_BYTES_MAX and data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) < 0:
                 self.refuse(HttpError("head_too_large"))
@@ -100,7 +118,9 @@ class HttpConnection(HttpToolsProtocol):
             reason = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
             self.refuse(reason if isinstance(reason, HttpError) else HttpError("malformed_request"))
             return
-        if self._phase <= _HEAD and self._head_bytes > HEAD_BYTES_MAX:
+        if self._in_body:
+            self._check_body_bytes()
+        elif self._phase <= _HEAD and self._head_bytes > HEAD_BYTES_MAX:
             self.refuse(HttpError("head_too_large"))
 
     # Called by the parser.
@@ -108,9 +128,18 @@ class HttpConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request."""
         super().on_message_begin()
+        self._in_body = False
         if self._phase == _IDLE:
             self._head_bytes = 0
         self._enter(_HEAD)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; one behind the body (a trailer) is refused, as it would count as one that was checked."""
+        if self._in_body:
+            raise HttpError(
+                "malformed_request", "headers behind the body (trailers) are not taken; send them before it"
+            )
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Check the head, and start the request."""
@@ -118,19 +147,31 @@ class HttpConnection(HttpToolsProtocol):
             raise HttpError("head_too_large", f"a request has at most {HEADERS_MAX} headers, not {len(self.headers)}")
         self._check_unambiguous()
         self._enter(_BODY)
+        self._in_body = True
+        self._body_bytes = self._frame_bytes = 0
+        if not self.url.startswith(b"/"):
+            self.scope["state"]["authority"] = _authority(self.url)
         try:
             super().on_headers_complete()
         except httptools.HttpParserInvalidURLError:
             raise HttpError("malformed_request", "the target of the request is no path") from None
+        self.scope["state"]["cycle"] = self.cycle
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body."""
+        self._frame_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The body has arrived."""
+        self._in_body = False
         super().on_message_complete()
-        self._enter(_ANSWER)
+        self._enter(_IDLE if self.cycle is not None and self.cycle.response_complete else _ANSWER)
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
-        self._enter(_IDLE)
+        if not self._in_body:
+            self._enter(_IDLE)
         self._head_bytes = 0
         super().on_response_complete()
 
@@ -140,7 +181,12 @@ class HttpConnection(HttpToolsProtocol):
     def _check_unambiguous(self) -> None:
         """Refuse a head that a proxy in between could understand in another way."""
         lengths = encodings = 0
+        seen = set()
         for name, content in self.headers:
+            if name in SINGLE_HEADERS:
+                if name in seen and name != b"content-length":
+                    raise HttpError("malformed_request", f"a request has one {name.decode().title()}")
+                seen.add(name)
             if name == b"content-length":
                 lengths += 1
                 if not content.isdigit():
@@ -152,7 +198,19 @@ class HttpConnection(HttpToolsProtocol):
         if lengths + encodings > 1:
             raise HttpError("malformed_request", "a body has one Content-Length, or Transfer-Encoding, not both")
 
+    def _check_body_bytes(self) -> None:
+        """Refuse a body whose framing never ends: sizes of chunks, their extensions, the line of a trailer."""
+        if self._frame_bytes > BODY_OVERHEAD_BYTES:
+            self.refuse(HttpError("malformed_request", "the body is framed by too many bytes that are none of it"))
+        elif self._body_bytes > 2 * self._gateway.settings.http_body_bytes_max + BODY_OVERHEAD_BYTES:
+            self.refuse(HttpError("body_too_large"))
+
     # Called by the gateway and the application.
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the client was told that its request is refused: nothing of it is carried out."""
+        return self._refusal is not None
 
     def refuse(self, error: HttpError, response: bytes = b"") -> None:
         """Answer with a problem, or with a whole response that tells it, and close the connection."""
@@ -251,3 +309,12 @@ class HttpConnection(HttpToolsProtocol):
         session, self._session, self._session_key = self._session, None, None
         if session is not None:
             self._gateway.broker.disconnect(session, self._gateway.now_us())
+
+
+def _authority(target: bytes) -> bytes:
+    """The host and port of a target that is a whole URL; nothing for `*`.
+
+    >>> _authority(b"http://localhost:7391/v1/topics?limit=1"), _authority(b"*")
+    (b'localhost:7391', b'')
+    """
+    return re.split(rb"[/?#]", target.partition(b"://")[2], maxsplit=1)[0]

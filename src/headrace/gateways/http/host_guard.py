@@ -1,5 +1,6 @@
 """Keeps pages in a user's browser away from a broker that asks for no credentials."""
 
+import re
 from collections.abc import Sequence
 from ipaddress import ip_address
 
@@ -9,6 +10,8 @@ from headrace.model.arguments import shown
 Headers = dict[bytes, bytes]
 
 _REMEMBERED_MAX = 256
+_HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
+"""An address of IPv6 in brackets, another address or a name; and a port."""
 _OWN_SITES = (b"same-origin", b"none")
 _ALLOWED_METHODS = b"GET, POST, PUT, PATCH, DELETE"
 _ALLOWED_HEADERS = b"authorization, content-type, headrace-tenant, idempotency-key, if-match, last-event-id"
@@ -62,7 +65,7 @@ class HostGuard:
         ]
 
     def _check_host(self, host: bytes, local_host: str) -> None:
-        name = _host_name(host)
+        name = host_name(host)
         if name not in self._hosts and "*" not in self._hosts and not _is_address_of(name, local_host):
             raise HttpError(
                 "host_refused",
@@ -86,16 +89,18 @@ class HostGuard:
         )
 
 
-def _host_name(host: bytes) -> str:
-    """The name in a Host, without the port.
+def host_name(host: bytes) -> str:
+    """The name in a Host, without the port; empty if there is none. What is no host and port is refused.
 
-    >>> _host_name(b"[::1]:7391"), _host_name(b"LocalHost:7391")
-    ('::1', 'localhost')
+    >>> host_name(b"[::1]:7391"), host_name(b"LocalHost:7391"), host_name(b"")
+    ('::1', 'localhost', '')
     """
-    text = host.decode("latin-1").lower()
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.rpartition(":")[0] if ":" in text else text
+    if not host:
+        return ""
+    found = _HOST.fullmatch(host)
+    if found is None:
+        raise HttpError("malformed_request", f"the Host {shown(host.decode('latin-1'))} is no host and port")
+    return (found[1] or found[2]).decode("ascii").lower()
 
 
 def _is_address_of(name: str, local_host: str) -> bool:

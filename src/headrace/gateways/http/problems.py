@@ -105,6 +105,8 @@ STATUSES: dict[str, int] = {
 """The HTTP status of every error code."""
 
 _RETRY_LATER = frozenset({429, 503})
+_RETRYABLE_CODES = frozenset({"request_timeout", "too_many_connections"})
+"""Of HTTP's own."""
 
 
 class HttpError(Exception):
@@ -126,6 +128,7 @@ class HttpError(Exception):
         "unsupported_media_type": (415, "The Content-Type, or the Content-Encoding, is none that the path takes."),
         "invalid_field": (422, "A field of the body, of the query or of the head is missing, unknown or wrong."),
         "head_too_large": (431, "The head of the request is too large."),
+        "too_many_connections": (503, "The broker has as many connections as connections_max allows; try later."),
     }
     """Status and meaning by code."""
 
@@ -170,7 +173,7 @@ def problem_of(error: HeadraceError | HttpError) -> ProblemDocument:
         status=status,
         detail=shortened(error),
         code=error.code,
-        retryable=error.retryable if isinstance(error, HeadraceError) else error.code == "request_timeout",
+        retryable=error.retryable if isinstance(error, HeadraceError) else error.code in _RETRYABLE_CODES,
         details=error.details,
     )
 

@@ -5,7 +5,7 @@ import copy
 import re
 from hashlib import blake2b
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -16,11 +16,11 @@ from headrace.gateways.http.route import JSON, NDJSON, HeaderField, Route
 from headrace.model.batch import Batch, encode
 from headrace.model.durability import Durability
 from headrace.model.envelope import MessageEnvelope, PartitionNumber, StoredFields, envelope_key
-from headrace.model.errors import BatchTooLarge, HeadraceError
+from headrace.model.errors import BatchTooLarge, HeadraceError, TopicNotFound, UnexpectedOffset
 from headrace.model.idempotency import HASH_BYTES, OFFSET_UNKNOWN, PartitionBatch, PublishedOnce, PublishOnce
 from headrace.model.limits import BATCH_COUNT_MAX, IDEMPOTENCY_KEY_CHARS_MAX
 from headrace.model.partitioning import by_key
-from headrace.model.requests import Publish, Published
+from headrace.model.requests import Publish, Published, TopicDescribe
 
 MESSAGES = "messages"
 DurabilityName = Literal["memory", "written", "synced"]
@@ -50,7 +50,7 @@ class MessageReceipt(msgspec.Struct, omit_defaults=True):
 
     partition: int
     offset: int | None
-    """null: the messages were published before, and are gone."""
+    """null: the messages were published before, and are gone, or all of them became dead letters."""
     count: int
     durability: DurabilityName
     """What they have reached."""
@@ -61,6 +61,15 @@ class MessageReceipts(msgspec.Struct):
 
     count: int
     receipts: list[MessageReceipt]
+
+
+class RequestBatch(NamedTuple):
+    """Messages of a request that go to one partition together."""
+
+    partition: int
+    batch: Batch
+    indexes: list[int]
+    """Where the messages stand in the request, from 0 on."""
 
 
 _NO_QUERY = PublishQuery()
@@ -105,6 +114,8 @@ async def _publish_one(call: Call, query: PublishQuery, envelope: MessageEnvelop
     data = encode(fields.columns(now_us), now_us).data
     wanted = envelope.partition if envelope.partition is not None else query.partition
     request = Publish(topic, 0, _DURABILITIES[query.durability], _expected_offset(headers))
+    if request.expected_offset is not None and wanted is None:
+        await _check_one_partition(call, request.expected_offset)
     if wanted is not None:
         request.partition = wanted
     elif (partitions := count_partitions(call, topic)) > 1:
@@ -119,23 +130,29 @@ async def _publish_many(call: Call, query: PublishQuery, envelopes: list[Message
         return await _publish_once(call, query, envelopes, body, single=False)
     (topic,), gateway = call.parameters, call.gateway
     expected = _expected_offset(call.headers)
+    if expected is not None:
+        is_named = query.partition is not None or all(one.partition is not None for one in envelopes)
+        await _check_one_partition(call, expected, is_named=is_named)
     batches = await _encoded_batches(call, query, envelopes)
     if expected is not None and len(batches) > 1:
         raise HttpError(
             "invalid_field", "messages with If-Match must fit into one batch of one partition; name the partition"
         )
-    pending: list[tuple[int, Batch, Any]] = []
-    for partition, batch in batches:
+    pending: list[tuple[RequestBatch, Any]] = []
+    for one in batches:
+        partition, batch, _ = one
         request = Publish(topic, partition, _DURABILITIES[query.durability], expected)
         try:
             outcome: Any = gateway.broker.ask(call.session, request, memoryview(batch.data), gateway.now_us())
         except HeadraceError as error:
             outcome = error
-        pending.append((partition, batch, outcome))
+        pending.append((one, outcome))
+        if isinstance(outcome, HeadraceError):
+            break  # the fewer are stored of a request that fails
         if len(batches) > 1:
             await asyncio.sleep(0)
     receipts, failure, reached = [], None, Durability.SYNCED
-    for partition, batch, outcome in pending:
+    for (partition, batch, indexes), outcome in pending:
         try:
             if isinstance(outcome, HeadraceError):
                 raise outcome
@@ -143,9 +160,9 @@ async def _publish_many(call: Call, query: PublishQuery, envelopes: list[Message
             receipts.append(_receipt(partition, published, batch.count))
             reached = min(reached, published.durability)
         except HeadraceError as error:
-            failure = failure or error
+            failure = failure or _with_request_indexes(error, indexes)
     if failure is not None:
-        raise _partly(failure, receipts)
+        raise _partly(failure, receipts, len(envelopes))
     return json_reply(MessageReceipts(len(envelopes), receipts), 201 if reached else 202)
 
 
@@ -168,34 +185,38 @@ async def _publish_once(
         call.parameters[0],
         blake2b(key, digest_size=HASH_BYTES).digest(),
         asked.digest(),
-        [PartitionBatch(partition, batch.length) for partition, batch in batches],
+        [PartitionBatch(partition, batch.length) for partition, batch, _ in batches],
     )
-    data = bytearray().join(batch.data for _, batch in batches)
-    published: PublishedOnce = await call.ask(request, memoryview(data))
+    data = bytearray().join(batch.data for _, batch, _ in batches)
+    try:
+        published: PublishedOnce = await call.ask(request, memoryview(data))
+    except HeadraceError as error:
+        raise _with_request_indexes(error, batches[0].indexes) from error  # of several, none has middleware
     reached = _NAMES[published.durability]
     receipts = [
         MessageReceipt(one.partition, None if one.offset == OFFSET_UNKNOWN else one.offset, one.count, reached)
         for one in published.receipts
     ]
     headers = ((b"idempotency-replayed", b"true"),) if published.repeated else ()
-    single = single and bool(receipts)  # middleware may have refused the message as a dead letter
-    answer: Any = receipts[0] if single else MessageReceipts(sum(one.count for one in receipts), receipts)
+    if not receipts:  # middleware has refused all messages as dead letters
+        receipts = [MessageReceipt(batches[0].partition, None, 0, reached)]
+    answer: Any = receipts[0] if single else MessageReceipts(len(envelopes), receipts)
     return json_reply(answer, 201 if published.durability else 202, headers)
 
 
-async def _encoded_batches(
-    call: Call, query: PublishQuery, envelopes: list[MessageEnvelope]
-) -> list[tuple[int, Batch]]:
+async def _encoded_batches(call: Call, query: PublishQuery, envelopes: list[MessageEnvelope]) -> list[RequestBatch]:
     """The messages as batches, each for a partition, in slices."""
     gateway = call.gateway
     partitions = count_partitions(call, call.parameters[0])
     unkeyed = next(_turns) % partitions
     gathered: dict[int, StoredFields] = {}
-    batches: list[tuple[int, Batch]] = []
+    indexes: dict[int, list[int]] = {}
+    batches: list[RequestBatch] = []
 
     def encode_gathered(partition: int) -> None:
         now_us = gateway.now_us()
-        batches.append((partition, encode(gathered.pop(partition).columns(now_us), now_us)))
+        batch = encode(gathered.pop(partition).columns(now_us), now_us)
+        batches.append(RequestBatch(partition, batch, indexes.pop(partition)))
 
     for number, envelope in enumerate(envelopes, 1):
         key = envelope_key(envelope)
@@ -205,7 +226,9 @@ async def _encoded_batches(
         fields = gathered.get(partition)
         if fields is None:
             fields = gathered[partition] = StoredFields()
+            indexes[partition] = []
         fields.add(envelope, key)
+        indexes[partition].append(number - 1)
         if len(fields.values) >= _BATCH_COUNT or fields.bytes >= _BATCH_BYTES:
             encode_gathered(partition)
         if not number % _BATCH_COUNT:
@@ -256,12 +279,46 @@ def _receipt(partition: int, published: Published, count: int) -> MessageReceipt
     return MessageReceipt(partition, published.base_offset, stored, _NAMES[published.durability])
 
 
-def _partly(error: HeadraceError, receipts: list[MessageReceipt]) -> HeadraceError:
+async def _check_one_partition(call: Call, expected: int, *, is_named: bool = False) -> None:
+    """Refuse If-Match without a partition where there are several: each has offsets of its own."""
+    (topic,) = call.parameters
+    try:
+        partitions = len((await call.ask(TopicDescribe(topic))).partitions)
+    except TopicNotFound as error:
+        if not expected:
+            return  # it is about to be made
+        text = f"there is no topic {topic} yet, whose first message has offset 0, not {expected}; nothing was published"
+        raise UnexpectedOffset(text, next_offset=0) from error
+    if partitions > 1 and not is_named:
+        raise HttpError(
+            "invalid_field", f"If-Match needs a `partition`: {topic} has {partitions}, each with offsets of its own"
+        )
+
+
+def _with_request_indexes(error: HeadraceError, indexes: list[int]) -> HeadraceError:
+    """The error about messages of a batch, as one about those of the request."""
+    refused = error.details.get("indexes")
+    if not refused or not all(0 <= index < len(indexes) for index in refused):
+        return error
+    told = copy.copy(error)
+    told.details = {**error.details, "indexes": [indexes[index] for index in refused]}
+    there, here = f"message {refused[0]} of the batch", f"message {indexes[refused[0]]} of the request"
+    told.args = (str(error).replace(there, here, 1), *error.args[1:])
+    return told
+
+
+def _partly(error: HeadraceError, receipts: list[MessageReceipt], count: int) -> HeadraceError:
     """The error, with the receipts of what was published all the same."""
     if not receipts:
         return error
     told = copy.copy(error)
     told.details = {**error.details, "receipts": msgspec.to_builtins(receipts)}
+    stored = sum(one.count for one in receipts)
+    cause = str(error).replace("; nothing was stored", "").replace("; nothing was appended", "")
+    text = (
+        f"{stored} of {count} messages were stored, as `receipts` of the details tell, and the others were not: {cause}"
+    )
+    told.args = (text, *error.args[1:])
     return told
 
 

@@ -65,14 +65,22 @@ async def fetch(call: Call) -> Reply:
     if offset is None:
         at = ("time", parse_time_text(query.time)) if query.time is not None else (query.at, 0)
         offset = (await call.ask(Offsets(topic, [partition], *at))).offsets[partition]
-    wait_ms = round(min(query.wait, call.gateway.settings.http_wait_seconds_max) * 1000)
-    request = Fetch(topic, partition, offset, query.bytes_max, wait_ms)
-    outcome = await call.ask_whole(request)
-    if isinstance(outcome, WaitingFetch):
-        outcome = await _waited(call, outcome)
-    answer: Fetched = outcome.answer
-    found, next_offset = await _contents(outcome.body, partition, offset, query.limit)
-    next_offset = max(answer.next_offset, offset) if next_offset is None else next_offset
+    gateway = call.gateway
+    ends_s = gateway.loop.time() + min(query.wait, gateway.settings.http_wait_seconds_max)
+    while True:
+        left_ms = max(round((ends_s - gateway.loop.time()) * 1000), 0)
+        outcome = await call.ask_whole(Fetch(topic, partition, offset, query.bytes_max, left_ms))
+        if isinstance(outcome, WaitingFetch):
+            outcome = await _waited(call, outcome)
+        answer: Fetched = outcome.answer
+        found, next_offset = await _contents(outcome.body, partition, offset, query.limit)
+        if next_offset is not None:
+            break
+        next_offset = max(answer.next_offset, offset)
+        if found or not left_ms or gateway.draining or call.connection.is_lost:
+            break
+        offset = next_offset  # there were only messages that a view leaves out
+        await asyncio.sleep(0)
     return json_reply(MessagePage(found, next_offset, answer.end_offset))
 
 
