@@ -148,8 +148,6 @@ def test_arrays_and_lines_are_published(client: HttpClient) -> None:
     assert (reply.status, reply.json["count"]) == (202, 10_000)
     assert [one["offset"] for one in reply.json["receipts"]] == [2, 4098, 8194]
     assert [one["value"] for one in read(client, "?offset=10000&limit=2")["messages"]] == [9998, 9999]
-    assert client.post(ORDERS, []).code == "batch_too_large"
-    assert client.ask("POST", ORDERS, b"", NDJSON).code == "batch_too_large"
     wrong = client.ask("POST", ORDERS, b'{"value": 1}\n{"valu": 2}\n', NDJSON)
     assert (wrong.status, wrong.code) == (422, "invalid_field")
     assert "valu" in wrong.json["detail"]
@@ -499,3 +497,78 @@ def test_a_head_has_no_body_and_options_tells_the_methods(client: HttpClient) ->
     refused = client.ask("PUT", "/v1/topics", {})
     assert (refused.status, refused.headers["allow"], refused.code) == (405, "GET, POST", "method_not_allowed")
     assert client.get("/v2/topics").code == "path_not_found"
+
+
+# What is wrong is told.
+
+
+def test_a_commit_has_a_position_or_offsets(client: HttpClient) -> None:
+    client.publish("orders", 1)
+    offsets = [{"topic": "orders", "partition": 0, "offset": 1}]
+    for body in (
+        {},
+        {"offsets": []},
+        {"topic": "orders"},
+        {"topic": "orders", "position": ""},
+        {"position": "0:1"},
+        {"topic": "orders", "position": "0:1", "offsets": offsets},
+    ):
+        refused = client.post("/v1/groups/g/commits", body)
+        assert (refused.status, refused.code) == (422, "invalid_field"), body
+    assert client.post("/v1/groups/g/commits").code == "invalid_field"
+    assert client.post("/v1/groups/g/commits", {"topic": "none", "position": "0:0"}).code == "topic_not_found"
+    assert client.get("/v1/groups").json["groups"] == []
+    client.post("/v1/topics/orders/trims", {"offsets": {"0": 1}, "unread": True})
+    assert client.post("/v1/groups/g/commits", {"topic": "orders", "position": "0:0"}).status == 204
+
+
+def test_bodies_without_a_message_are_refused(client: HttpClient) -> None:
+    assert client.post(ORDERS, []).code == "invalid_field"
+    for body in (b"", b"\n \n"):
+        refused = client.ask("POST", ORDERS, body, NDJSON)
+        assert (refused.status, refused.code) == (422, "invalid_field")
+        assert "no message" in refused.json["detail"]
+
+
+def test_a_bad_line_is_told_by_its_number(client: HttpClient) -> None:
+    good = b'{"value":1}\n'
+    for lines, bad, code in (
+        (0, b'{"x":1}', "invalid_field"),
+        (3, b"{", "invalid_json"),
+        (30_000, b"[]", "invalid_field"),
+    ):
+        refused = client.ask("POST", ORDERS, good * lines + b"\n" + bad + b"\n" + good, NDJSON)
+        assert refused.code == code
+        assert refused.json["detail"].startswith(f"line {lines + 2}: ")
+
+
+@pytest.mark.parametrize("field", ["due", "expires", "timestamp"])
+def test_a_time_that_cannot_be_stored_is_named(client: HttpClient, field: str) -> None:
+    for moment in ("9999-12-31T23:00:00Z", "0001-01-01T00:00:00Z", 1 << 62):
+        for body in ({"value": 1, field: moment}, [{"value": 1, field: moment}]):
+            refused = client.post(ORDERS, body)
+            assert refused.status == 422
+            assert field in refused.json["detail"]
+
+
+def test_half_a_surrogate_pair_is_told(client: HttpClient) -> None:
+    for body in (b'{"value":"\\ud800"}', b'{"value":1,"key":"\\udc00"}', b'[{"value":"a\\uD83Db"}]'):
+        refused = client.ask("POST", ORDERS, body, {"Content-Type": "application/json"})
+        assert (refused.status, refused.code) == (400, "invalid_json")
+        assert "surrogate" in refused.json["detail"]
+    whole = b'{"value":"\\ud83d\\ude00"}'
+    assert client.ask("POST", ORDERS, whole, {"Content-Type": "application/json"}).status == 202
+
+
+def test_a_per_cent_sign_stands_for_a_byte(client: HttpClient) -> None:
+    for path in ("/v1/topics/%", "/v1/topics/a%zz", "/v1/topics/%2/messages", "/v1/topics?after=%zz"):
+        refused = client.get(path)
+        assert (refused.status, refused.code) == (400, "invalid_encoding")
+
+
+def test_a_message_of_no_subscription_names_the_query(client: HttpClient) -> None:
+    client.publish("orders", 1)
+    assert client.post(f"{BILLING}/leases").status == 200
+    assert client.get(f"{ORDERS}/0:0?subscription=billing").status == 200
+    for path in (f"{ORDERS}/0:0", f"{ORDERS}/0:7?subscription=billing"):
+        assert "?subscription=" in client.get(path).json["detail"]

@@ -42,14 +42,7 @@ from headrace.broker.turns import Turns
 from headrace.broker.version_gate import check_countable
 from headrace.engines.api import FORWARDER_MIN, PRODUCER_MIN, Store, as_headrace_error
 from headrace.model.batch import Batch, received
-from headrace.model.errors import (
-    DiskFull,
-    Draining,
-    HeadraceError,
-    InvalidArgument,
-    UnexpectedOffset,
-    UnsupportedOperation,
-)
+from headrace.model.errors import DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.idempotency import PublishedOnce, PublishOnce
 from headrace.model.identity import ANONYMOUS, Identity
 from headrace.model.job_requests import JobFinish, ResultsOpen, ResultsOpened
@@ -497,12 +490,8 @@ class Broker:
         self, session: Session, request: Publish, batch: Batch, now_us: int
     ) -> Published | PendingAnswer[Published]:
         topics = self._topics
-        if request.expected_offset and topics.find(request.topic) is None:
-            raise UnexpectedOffset(  # before a topic is made
-                f"there is no topic {request.topic} yet, whose first message has offset 0, not "
-                f"{request.expected_offset}; nothing was appended",
-                next_offset=0,
-            )
+        if request.expected_offset:
+            topics.check_begun(request.topic, request.expected_offset)  # before a topic is made
         topic = topics.get_or_create(request.topic, now_us)
         if topic.is_brokers:
             check_clients_topic(request.topic)

@@ -44,6 +44,7 @@ from headrace.model.errors import (
     TopicHasViews,
     TopicIsView,
     TopicNotFound,
+    UnexpectedOffset,
 )
 from headrace.model.middleware import LoadMiddleware
 from headrace.model.request import Answer
@@ -197,6 +198,15 @@ class TopicRegistry:
             raise TopicFailed(
                 f"the topic {topic} could not be opened: {topic.failure}; alter the topic to store valid settings, or "
                 "delete it"
+            )
+
+    def check_begun(self, name: str, expected_offset: int) -> None:
+        """Refuse a message that is to get a later offset than the first, if there is no such topic."""
+        if self._settings.auto_create_topics and self.find(name) is None:
+            raise UnexpectedOffset(
+                f"there is no topic {name}, whose first message would get offset 0, not {expected_offset}; nothing was "
+                "appended",
+                next_offset=0,
             )
 
     def get_or_create(self, name: str, now_us: int) -> Topic:

@@ -16,7 +16,7 @@ from headrace.model.arguments import shown
 from headrace.model.batch import Batch, Columns, Priority, Time
 from headrace.model.errors import InvalidArgument
 from headrace.model.headers import HeaderPair, Headers, header_pairs, headers_from_pairs
-from headrace.model.limits import PARTITIONS_MAX
+from headrace.model.limits import PARTITIONS_MAX, TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
 
 CONTENT_TYPE_HEADER = "content-type"
 """The header that tells what a message's value is."""
@@ -107,6 +107,14 @@ def time_us(given: TimeOrText) -> int:
     return given if isinstance(given, int) else (given - _EPOCH) // _MICROSECOND
 
 
+def _field_us(name: str, given: TimeOrText) -> int:
+    """A time of a message that is published, if it can be stored; a number has been checked before."""
+    found = time_us(given)
+    if not TIMESTAMP_US_MIN <= found <= TIMESTAMP_US_MAX:
+        raise InvalidArgument(f'"{name}" is {given}, which is too early or too late to be stored')
+    return found
+
+
 def parse_time_text(text: str) -> int:
     """Microseconds since 1970, given as a number or as RFC 3339.
 
@@ -159,13 +167,13 @@ class StoredFields:
         if headers:
             self._headers[at] = headers
         if envelope.timestamp is not None:
-            self._timestamps[at] = time_us(envelope.timestamp)
+            self._timestamps[at] = _field_us("timestamp", envelope.timestamp)
         if envelope.due is not None:
-            self._dues[at] = time_us(envelope.due)
+            self._dues[at] = _field_us("due", envelope.due)
         if envelope.priority is not None:
             self._priorities[at] = envelope.priority
         if envelope.expires is not None:
-            self._expires[at] = time_us(envelope.expires)
+            self._expires[at] = _field_us("expires", envelope.expires)
 
     def columns(self, now_us: int) -> Columns:
         """The columns; a message without a timestamp gets this one."""

@@ -1,5 +1,6 @@
 """One request as its handler sees it: the parameters, the body, the client's session, and the broker."""
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
@@ -26,6 +27,12 @@ _QUERY_FIELDS_MAX = 64
 _HELD_BYTES_FREE = 64 << 10
 """Bodies so small are not counted: they arrive in one go."""
 _EMPTY = memoryview(bytearray())
+_HALF_PAIR = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+_SEARCHED_BYTES = 1 << 20
+INVALID_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
+"""A per cent sign in a path or a query that stands for no byte."""
 
 T = TypeVar("T")
 Message = dict[str, Any]
@@ -99,6 +106,8 @@ class Call:
         """The fields of the query, each once."""
         if not self.query_string:
             return {}
+        if INVALID_ESCAPE.search(self.query_string):
+            raise HttpError("invalid_encoding", "the query has a % without two hexadecimal digits; write %25 for it")
         try:
             pairs = parse_qsl(
                 self.query_string.decode("ascii"),
@@ -209,7 +218,11 @@ def decode_json(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     except msgspec.ValidationError as error:
         raise HttpError("invalid_field", shortened(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HttpError("invalid_json", f"the body is no JSON: {shortened(error)}") from error
+        half = _HALF_PAIR.search(body, 0, _SEARCHED_BYTES)
+        reason = shortened(error)
+        if half is not None:
+            reason = f"{half[0].decode()} is half of a surrogate pair, and no character; write both halves"
+        raise HttpError("invalid_json", f"the body is no JSON: {reason}") from error
     except RecursionError as error:
         raise HttpError("invalid_json", "the body is nested too deeply") from error
 

@@ -30,6 +30,7 @@ _NDJSON_TYPES = (NDJSON.encode(), b"application/ndjson", b"application/jsonl")
 _ARRAY_BYTES_MAX = 1 << 20
 """An array is decoded in one go; what is larger comes as lines, which are decoded in slices."""
 _SLICE_BYTES = 128 << 10
+_SLICE_LINES = 1024
 _BATCH_COUNT = 4096
 _BATCH_BYTES = 1 << 20
 _IF_MATCH = re.compile(rb'"([0-9]{1,18})"')
@@ -97,8 +98,10 @@ async def publish(call: Call) -> Reply:
         envelopes = await _decoded_lines(body)
     else:
         raise unsupported_type(b"application/json", NDJSON.encode())
-    if not 0 < len(envelopes) <= BATCH_COUNT_MAX:
-        raise BatchTooLarge(f"a request has 1 to {BATCH_COUNT_MAX} messages, not {len(envelopes)}")
+    if not envelopes:
+        raise HttpError("invalid_field", "the body has no message; send at least one")
+    if len(envelopes) > BATCH_COUNT_MAX:
+        raise BatchTooLarge(f"a request has at most {BATCH_COUNT_MAX} messages; send the others with another one")
     return await _publish_many(call, query, envelopes, body)
 
 
@@ -251,17 +254,27 @@ async def _decoded_lines(body: bytes) -> list[MessageEnvelope]:
         end = body.find(b"\n", min(start + _SLICE_BYTES, len(body))) + 1 or len(body)
         try:
             found += _decode_slice.decode_lines(body[start:end])
-        except msgspec.ValidationError as error:
-            raise HttpError("invalid_field", f"in the lines from {len(found) + 1} on: {error}") from error
-        except msgspec.DecodeError as error:
-            raise HttpError("invalid_json", f"in the lines from {len(found) + 1} on: {error}") from error
-        except RecursionError as error:
-            raise HttpError("invalid_json", "a line is nested too deeply") from error
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise await _line_error(body, start, end) from error
         if len(found) > BATCH_COUNT_MAX:
             break  # too many, which the caller says
         start = end
         await asyncio.sleep(0)
     return found
+
+
+async def _line_error(body: bytes, start: int, end: int) -> HttpError:
+    """The error about the first line that is wrong, of those that could not be decoded together."""
+    first = body.count(b"\n", 0, start) + 1
+    for number, line in enumerate(body[start:end].split(b"\n"), first):
+        try:
+            if line.strip():
+                decode_json(line, _decode_one)
+        except HttpError as error:
+            return HttpError(error.code, f"line {number}: {error}")
+        if not number % _SLICE_LINES:
+            await asyncio.sleep(0)
+    return HttpError("invalid_json", f"the lines from {first} on are not one message each")
 
 
 def _expected_offset(headers: dict[bytes, bytes]) -> int | None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from headrace.gateways.http.call import INVALID_ESCAPE
 from headrace.gateways.http.problems import HttpError
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Router:
         """All routes of a path by method, and its parameters; names in it may have any character as %XX."""
         node, parameters = self._root, []
         quoted = b"%" in raw_path
+        if quoted and INVALID_ESCAPE.search(raw_path):
+            raise HttpError("invalid_encoding", "the path has a % without two hexadecimal digits; write %25 for it")
         try:
             for part in raw_path.decode("ascii").split("/")[1:]:
                 following = node.named.get(part)

@@ -24,7 +24,7 @@ from headrace.model.envelope import (
     parse_time_text,
     time_us,
 )
-from headrace.model.errors import HeadraceError, InvalidArgument, MessageGone, error_of
+from headrace.model.errors import HeadraceError, InvalidArgument, MessageGone, SubscriptionNotFound, error_of
 from headrace.model.headers import headers_from_pairs
 from headrace.model.leasing import (
     OWNER_HEADER,
@@ -191,9 +191,16 @@ async def describe_pending(call: Call) -> Reply:
     """Answer one message that is not settled; its version is the ETag."""
     topic, place = call.parameters[0], _message_id(call.parameters[1])
     query = call.query(MessageQuery)
-    _, messages = await _found(call, Find(topic, Selection(messages=[place]), query.subscription, 1))
+    try:
+        _, messages = await _found(call, Find(topic, Selection(messages=[place]), query.subscription, 1))
+    except SubscriptionNotFound as error:
+        text = f"{error}; name another with ?subscription=, as whose message it is described"
+        raise SubscriptionNotFound(text, **error.details) from error
     if not messages:
-        raise MessageGone(f"{query.subscription} of {topic} has no message {call.parameters[1]}: it is settled or gone")
+        raise MessageGone(
+            f"{query.subscription} of {topic} has no message {call.parameters[1]}: it is settled or gone; name another "
+            "subscription with ?subscription="
+        )
     return json_reply(messages[0], headers=(_etag(messages[0].version),))
 
 

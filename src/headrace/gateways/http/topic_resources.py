@@ -7,6 +7,7 @@ import msgspec
 from headrace.gateways.http.call import Call, Reply, json_reply
 from headrace.gateways.http.event_position import parse_position
 from headrace.gateways.http.paging import PageQuery, page
+from headrace.gateways.http.problems import HttpError
 from headrace.gateways.http.route import Route, request_route
 from headrace.gateways.http.setting_fields import TopicSettingsFields
 from headrace.model.envelope import TimeOrText, TimeText, parse_time_text, time_us
@@ -134,6 +135,10 @@ _seek_decoder = msgspec.json.Decoder(GroupSeekTime)
 async def commit_offsets(call: Call) -> Reply:
     """Commit offsets of a group."""
     given = await call.decoded(_commit_decoder)
+    if bool(given.position) == bool(given.offsets) or bool(given.position) != bool(given.topic):
+        raise HttpError(
+            "invalid_field", "a commit has a `topic` and a `position`, or else `offsets`, and not none of them"
+        )
     places = [PartitionOffset(one.topic, one.partition, one.offset) for one in given.offsets]
     if given.position:
         position = parse_position(given.position)
