@@ -45,7 +45,7 @@ from headrace.model.batch import Batch, received
 from headrace.model.errors import DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
 from headrace.model.idempotency import PublishedOnce, PublishOnce
 from headrace.model.identity import ANONYMOUS, Identity
-from headrace.model.job_requests import JobFinish, ResultsOpen, ResultsOpened
+from headrace.model.job_requests import JobFinish, ResultsOpen
 from headrace.model.key_versions import History
 from headrace.model.leasing import (
     Ack,
@@ -421,7 +421,7 @@ class Broker:
             Edit: lambda _, ask, body, now: editing.edit(ask, body, now),
             EditMatching: lambda _, ask, body, now: finding.edit_matching(ask, body, now),
             Redrive: lambda _, ask, __, now: finding.redrive(ask, now),
-            ResultsOpen: self._open_results,
+            ResultsOpen: lambda session, _, __, now: self._ledger.durably(self._results.open(session.tenant, now)),
             JobFinish: self._finish_job,
         }
 
@@ -543,11 +543,6 @@ class Broker:
             self._topics.active(topic, request.partition)  # first what may go wrong
             return self._pipeline.stage(session, topic, request, batch, now_us)
         return self._transactions.stage(request, batch, now_us)
-
-    def _open_results(
-        self, session: Session, _: ResultsOpen, __: memoryview, now_us: int
-    ) -> PendingAnswer[ResultsOpened]:
-        return self._ledger.durably(self._results.open(session.tenant, now_us))
 
     def _finish_job(
         self, _: Session, request: JobFinish, body: memoryview, now_us: int
