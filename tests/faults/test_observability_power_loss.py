@@ -93,7 +93,7 @@ def _check(events: list[tuple[str, str, str]], done: int) -> None:
         ("topic", "created", "b"),
         ("log_level", "set", "topic"),
         ("policy", "altered", "services"),
-        ("log_level", "reset", "all"),
+        ("log_level", "reset", "topic"),
         ("topic", "deleted", "a"),
     ]
     assert events == changes[: len(events)]
