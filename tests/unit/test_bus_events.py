@@ -17,7 +17,7 @@ from headrace.broker.ports import Session
 from headrace.broker.settings import BrokerSettings
 from headrace.model.batch import parse
 from headrace.model.bus_event import EVENT_KINDS, BusEvent, EventsRecord, decode_event
-from headrace.model.errors import HeadraceError, InvalidArgument
+from headrace.model.errors import HeadraceError, InvalidArgument, TopicNotFound
 from headrace.model.idempotency import PublishOnce
 from headrace.model.leasing import (
     Holding,
@@ -42,6 +42,7 @@ from headrace.model.requests import (
     TopicAlter,
     TopicCreate,
     TopicDelete,
+    TopicDescribe,
     TopicList,
     TransactionBegin,
     TransactionStage,
@@ -498,3 +499,10 @@ def test_readers_skip_what_is_no_event(monkeypatch: pytest.MonkeyPatch, caplog: 
         assert "no event" in caplog.text
         with bus.events.follow("earliest", timeout=0.5) as following:
             assert [message.value.name for message in following] == ["headrace.events", "orders"]
+
+
+def test_a_refused_publish_does_not_make_a_topic_of_the_broker(bench: Workbench) -> None:
+    with pytest.raises(InvalidArgument, match="only the broker itself writes to"):
+        bench.publish("headrace.errors", [b"oops"])
+    with pytest.raises(TopicNotFound):
+        bench.ask(TopicDescribe("headrace.errors"))

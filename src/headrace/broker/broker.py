@@ -492,6 +492,8 @@ class Broker:
         topics = self._topics
         if request.expected_offset:
             topics.check_begun(request.topic, request.expected_offset)  # before a topic is made
+        if topics.find(request.topic) is None:
+            check_clients_topic(request.topic)  # before a topic is made
         topic = topics.get_or_create(request.topic, now_us)
         if topic.is_brokers:
             check_clients_topic(request.topic)
