@@ -29,7 +29,7 @@ _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 """
 _HEAP = ["-Xms1G", "-Xmx1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]
 """As Kafka's own start script has it."""
-_API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
+API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 """A request that every broker answers: its length, its number, version 0, correlation 1, no client name."""
 _PATIENCE_S = 30.0
 _COUNT = 1000
@@ -85,10 +85,11 @@ class KafkaNode(ServerNode):
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(content)
         settings = _write_settings(place, self.port)
-        self._launch([*_java(), "kafka.Kafka", settings], place, lambda: answers(self.port, _API_VERSIONS, b"\x00"))
+        self._launch([*java(), "kafka.Kafka", settings], place, lambda: answers(self.port, API_VERSIONS, b"\x00"))
 
 
-def _java() -> list[str]:
+def java() -> list[str]:
+    """The beginning of a command that runs one of Kafka's programs."""
     return ["java", *_HEAP, "-cp", f"{jars()}/*"]
 
 
@@ -115,7 +116,7 @@ def _write_settings(place: str, port: int) -> str:
 def _formatted() -> dict[str, bytes]:
     """The files that a server wants to find; making them takes Java a while, and once is enough."""
     with tempfile.TemporaryDirectory() as place:
-        tool = [*_java(), "kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c"]
+        tool = [*java(), "kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c"]
         command = [*tool, _write_settings(place, free_port())]
         made = subprocess.run(command, cwd=place, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         if made.returncode:

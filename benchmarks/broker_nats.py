@@ -6,11 +6,12 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from benchmarks import installing
 from headrace.bench.brokers import Contestant, PublishPace, Take
@@ -18,6 +19,7 @@ from headrace.bench.event_loop import run_async
 from headrace.bench.measure import Unavailable, check
 from headrace.bench.receiver import Arrived, Receive
 from headrace.bench.servers import HOST, ServerNode, answers, free_port
+from headrace.security.development_ca import DevelopmentCa
 
 _PENDING = 4000
 """Messages that are published before the first is acknowledged, without a batch."""
@@ -32,10 +34,27 @@ def server_path() -> str:
     return beside
 
 
+class NatsAddress(NamedTuple):
+    """Where a server is, and the CA of its certificate if it speaks TLS."""
+
+    port: int
+    ca: str = ""
+
+
 class NatsNode(ServerNode):
     """One nats-server with JetStream."""
 
     port = 0
+
+    def __init__(self, *, tls: bool = False) -> None:
+        super().__init__()
+        self._tls = tls
+        self._ca = ""
+
+    @property
+    def address(self) -> NatsAddress:
+        """The address for clients."""
+        return NatsAddress(self.port, self._ca)
 
     def find(self) -> None:
         """Make sure of the server and the client."""
@@ -46,8 +65,18 @@ class NatsNode(ServerNode):
         self.port = free_port()
         lines = [f"host: {HOST}", f"port: {self.port}", "jetstream {", f"  store_dir: {json.dumps(place)}"]
         lines += ["  sync_interval: always"] if synced else []
+        lines.append("}")
+        if self._tls:
+            files = DevelopmentCa(place).make_server()
+            self._ca = files.ca
+            lines += [
+                "tls {",
+                f"  cert_file: {json.dumps(files.certificate)}",
+                f"  key_file: {json.dumps(files.key)}",
+                "}",
+            ]
         settings = Path(place) / "nats.conf"
-        settings.write_text("\n".join([*lines, "}\n"]), encoding="utf-8")
+        settings.write_text("\n".join([*lines, ""]), encoding="utf-8")
         self._launch([server_path(), "-c", str(settings)], place, lambda: answers(self.port, b"", b"INFO "))
 
 
@@ -69,35 +98,35 @@ class Nats(Contestant):
 
     def create(self, topic: str) -> None:
         """Make a stream of one subject."""
-        run_async(_create(self.node.port, topic))
+        run_async(_create(self.node.address, topic))
 
     def delete(self, topic: str) -> None:
         """Drop a stream."""
-        run_async(_delete(self.node.port, topic))
+        run_async(_delete(self.node.address, topic))
 
     def publish(self, topic: str, batches: Iterable[list[bytes]]) -> float:
         """An atomic batch for each."""
-        return run_async(_publish_batches(self.node.port, topic, batches))
+        return run_async(_publish_batches(self.node.address, topic, batches))
 
     def fill(self, topic: str, batches: Iterable[list[bytes]]) -> None:
         """Without batches: the headers of these, which every message keeps, would slow down who consumes it."""
-        run_async(_publish_plain(self.node.port, topic, batches))
+        run_async(_publish_plain(self.node.address, topic, batches))
 
     def consume(self, topic: str, count: int, take: Take) -> float:
         """Messages pushed by the server."""
-        return run_async(_consume(self.node.port, topic, count, take))
+        return run_async(_consume(self.node.address, topic, count, take))
 
     def publish_paced(self, topic: str, values: Iterable[bytes], pace: PublishPace) -> list[int]:
         """Without waiting for one before the next."""
-        return run_async(_publish_paced(self.node.port, topic, values, pace))
+        return run_async(_publish_paced(self.node.address, topic, values, pace))
 
     def receive(self) -> Receive:
         """Messages pushed by the server."""
-        return functools.partial(_receive, self.node.port)
+        return functools.partial(_receive, self.node.address)
 
     def publish_single(self, topic: str, shares: Sequence[Sequence[bytes]]) -> float:
         """A task and a connection for each share."""
-        return run_async(_publish_single(self.node.port, topic, shares))
+        return run_async(_publish_single(self.node.address, topic, shares))
 
 
 class NatsTuned(Nats):
@@ -147,28 +176,32 @@ def _read_until(server: socket.socket, end: bytes) -> bytes:
     return read
 
 
-async def _connect(port: int) -> Any:
+async def _connect(address: NatsAddress) -> Any:
     import nats
 
-    return await nats.connect(f"nats://{HOST}:{port}", allow_reconnect=False, pending_size=64 << 20)
+    tls = ssl.create_default_context(cafile=address.ca) if address.ca else None
+    scheme = "tls" if address.ca else "nats"
+    return await nats.connect(
+        f"{scheme}://{HOST}:{address.port}", allow_reconnect=False, pending_size=64 << 20, tls=tls
+    )
 
 
-async def _create(port: int, topic: str) -> None:
+async def _create(address: NatsAddress, topic: str) -> None:
     from nats.js.api import StreamConfig
 
-    client = await _connect(port)
+    client = await _connect(address)
     await client.jetstream().add_stream(StreamConfig(name=topic, subjects=[topic], allow_atomic=True))
     await client.close()
 
 
-async def _delete(port: int, topic: str) -> None:
-    client = await _connect(port)
+async def _delete(address: NatsAddress, topic: str) -> None:
+    client = await _connect(address)
     await client.jetstream().delete_stream(topic)
     await client.close()
 
 
-async def _publish_batches(port: int, topic: str, batches: Iterable[list[bytes]]) -> float:
-    client = await _connect(port)
+async def _publish_batches(address: NatsAddress, topic: str, batches: Iterable[list[bytes]]) -> float:
+    client = await _connect(address)
     begin = time.perf_counter()
     for number, values in enumerate(batches):
         *others, last = values
@@ -183,17 +216,17 @@ async def _publish_batches(port: int, topic: str, batches: Iterable[list[bytes]]
     return seconds
 
 
-async def _publish_plain(port: int, topic: str, batches: Iterable[list[bytes]]) -> None:
-    client = await _connect(port)
+async def _publish_plain(address: NatsAddress, topic: str, batches: Iterable[list[bytes]]) -> None:
+    client = await _connect(address)
     stream = client.jetstream(publish_async_max_pending=_PENDING)
     for values in batches:
         await asyncio.gather(*[await stream.publish_async(topic, value, wait_stall=_PATIENCE_S) for value in values])
     await client.close()
 
 
-async def _consume(port: int, topic: str, count: int, take: Take) -> float:
+async def _consume(address: NatsAddress, topic: str, count: int, take: Take) -> float:
     """Collects a batch's worth of messages before it hands them on, as others' clients do."""
-    client = await _connect(port)
+    client = await _connect(address)
     values: list[bytes] = []
     seen = 0
     done = asyncio.get_running_loop().create_future()
@@ -228,8 +261,8 @@ async def _push(client: Any, topic: str, on_message: Callable[[Any], Any]) -> No
     await client.jetstream().add_consumer(topic, wanted)
 
 
-async def _publish_paced(port: int, topic: str, values: Iterable[bytes], pace: PublishPace) -> list[int]:
-    client = await _connect(port)
+async def _publish_paced(address: NatsAddress, topic: str, values: Iterable[bytes], pace: PublishPace) -> list[int]:
+    client = await _connect(address)
     stream = client.jetstream(publish_async_max_pending=_PENDING)
     begun, acknowledged = [], []
     for value in values:
@@ -240,12 +273,12 @@ async def _publish_paced(port: int, topic: str, values: Iterable[bytes], pace: P
     return begun
 
 
-def _receive(port: int, topic: str, count: int, ready: Callable[[], None]) -> Arrived:
-    return run_async(_receive_pushed(port, topic, count, ready))
+def _receive(address: NatsAddress, topic: str, count: int, ready: Callable[[], None]) -> Arrived:
+    return run_async(_receive_pushed(address, topic, count, ready))
 
 
-async def _receive_pushed(port: int, topic: str, count: int, ready: Callable[[], None]) -> Arrived:
-    client = await _connect(port)
+async def _receive_pushed(address: NatsAddress, topic: str, count: int, ready: Callable[[], None]) -> Arrived:
+    client = await _connect(address)
     arrived = Arrived(times := [], values := [])
     done = asyncio.get_running_loop().create_future()
 
@@ -262,8 +295,8 @@ async def _receive_pushed(port: int, topic: str, count: int, ready: Callable[[],
     return arrived
 
 
-async def _publish_single(port: int, topic: str, shares: Sequence[Sequence[bytes]]) -> float:
-    clients = await asyncio.gather(*(_connect(port) for _ in shares))
+async def _publish_single(address: NatsAddress, topic: str, shares: Sequence[Sequence[bytes]]) -> float:
+    clients = await asyncio.gather(*(_connect(address) for _ in shares))
     streams = [client.jetstream(timeout=_PATIENCE_S) for client in clients]
 
     async def publish(stream: Any, values: Sequence[bytes]) -> None:

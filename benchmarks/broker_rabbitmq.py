@@ -22,11 +22,13 @@ _AMQP, _METHOD = b"AMQP\x00\x00\x09\x01", b"\x01\x00\x00"
 class RabbitNode(ServerNode):
     """One RabbitMQ server, with the Erlang name server that it needs."""
 
-    port = stream_port = 0
+    port = stream_port = http_port = 0
 
-    def __init__(self, *, streams: bool = True) -> None:
+    def __init__(self, *, streams: bool = True, management: bool = False) -> None:
         super().__init__()
         self._streams = streams
+        self._management = management
+        """Whether it serves its management API over HTTP."""
 
     def find(self) -> None:
         """Make sure of the server and the clients."""
@@ -47,8 +49,14 @@ class RabbitNode(ServerNode):
         self._launch([epmd, "-port", names], place, lambda: answers(int(names), b"\x00\x01n", b""), common)
         settings = [f"stream.listeners.tcp.1 = {HOST}:{self.stream_port}", f"stream.advertised_host = {HOST}"]
         settings += [f"stream.advertised_port = {self.stream_port}", ""]
-        (Path(place) / "rabbitmq.conf").write_text("\n".join(settings if self._streams else [""]), encoding="utf-8")
-        (Path(place) / "plugins").write_text("[rabbitmq_stream].\n" if self._streams else "[].\n", encoding="utf-8")
+        settings = settings if self._streams else [""]
+        plugins = ["rabbitmq_stream"] if self._streams else []
+        if self._management:
+            self.http_port = free_port()
+            settings = [f"management.tcp.ip = {HOST}", f"management.tcp.port = {self.http_port}", *settings]
+            plugins.append("rabbitmq_management")
+        (Path(place) / "rabbitmq.conf").write_text("\n".join(settings), encoding="utf-8")
+        (Path(place) / "plugins").write_text(f"[{','.join(plugins)}].\n", encoding="utf-8")
         self._launch([_PROGRAM], place, self._ready, {**common, **self._environment(place)})
 
     def _environment(self, place: str) -> dict[str, str]:
@@ -68,6 +76,8 @@ class RabbitNode(ServerNode):
 
     def _ready(self) -> bool:
         if self._streams and not answers(self.stream_port, b"", b""):
+            return False
+        if self._management and not answers(self.http_port, b"GET / HTTP/1.0\r\n\r\n", b"HTTP"):
             return False
         return answers(self.port, _AMQP, _METHOD)
 

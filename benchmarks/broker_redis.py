@@ -11,6 +11,7 @@ from headrace.bench.brokers import Contestant, PublishPace, Take
 from headrace.bench.event_loop import run_async
 from headrace.bench.receiver import Arrived, Receive
 from headrace.bench.servers import HOST, ServerNode, answers, free_port
+from headrace.security.development_ca import DevelopmentCa
 
 _FIELD = b"v"
 _COUNT = 1000
@@ -25,6 +26,12 @@ class RedisNode(ServerNode):
 
     port = 0
 
+    def __init__(self, *, tls: bool = False) -> None:
+        super().__init__()
+        self._tls = tls
+        self.ca = ""
+        """The CA of its certificate, if it speaks TLS."""
+
     def find(self) -> None:
         """Make sure of the server and the client."""
         installing.debian_program("redis-server", "redis-server")
@@ -33,7 +40,7 @@ class RedisNode(ServerNode):
 
     def _start(self, place: str, *, synced: bool) -> None:
         self.port = free_port()
-        settings = {
+        settings: dict[str, object] = {
             "port": self.port,
             "bind": HOST,
             "dir": place,
@@ -43,10 +50,20 @@ class RedisNode(ServerNode):
             # Rewriting the file in the middle of a sample would measure something else.
             "auto-aof-rewrite-percentage": 0,
         }
+        if self._tls:
+            files = DevelopmentCa(place).make_server()
+            self.ca = files.ca
+            settings |= {"port": 0, "tls-port": self.port, "tls-cert-file": files.certificate}
+            settings |= {"tls-key-file": files.key, "tls-ca-cert-file": files.ca, "tls-auth-clients": "no"}
         command = [installing.debian_program("redis-server", "redis-server")]
         for name, value in settings.items():
             command += [f"--{name}", str(value)]
-        self._launch(command, place, lambda: answers(self.port, b"PING\r\n", b"+PONG"))
+        self._launch(command, place, self._answers)
+
+    def _answers(self) -> bool:
+        if not self._tls:
+            return answers(self.port, b"PING\r\n", b"+PONG")
+        return answers(self.port, b"", b"") and bool(_client(self.port, self.ca).ping())
 
 
 class Redis(Contestant):
@@ -66,7 +83,7 @@ class Redis(Contestant):
     node: RedisNode
 
     def _client(self) -> Any:
-        return _client(self.node.port)
+        return _client(self.node.port, self.node.ca)
 
     def create(self, topic: str) -> None:
         """Nothing: the first entry makes the stream."""
@@ -178,11 +195,12 @@ class RedisTuned(Redis):
         return seconds
 
 
-def _client(port: int) -> Any:
+def _client(port: int, ca: str = "") -> Any:
     import redis
 
+    tls = {"ssl": True, "ssl_ca_certs": ca} if ca else {}
     # The older protocol is quicker here, and its answers are lists.
-    return redis.Redis(HOST, port, protocol=2)
+    return redis.Redis(HOST, port, protocol=2, **tls)
 
 
 def _receive(port: int, topic: str, count: int, ready: Callable[[], None]) -> Arrived:

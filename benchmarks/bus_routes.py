@@ -15,8 +15,9 @@ from headrace.bench.broker_workloads import HeadraceNode
 from headrace.bench.event_loop import run_async
 from headrace.bench.measure import Benchmark, Sample, Subject, WrongResult, check, rate
 from headrace.bench.payload import Payload
-from headrace.client._async.bus import AsyncBus, connect_async
-from headrace.client._sync.bus import connect
+from headrace.client._async.bus import AsyncBus
+from headrace.client._async.connecting import connect_async
+from headrace.client._sync.connecting import connect
 
 TARGETS = 10
 _SUBJECT = "sensors.hall.temperature"

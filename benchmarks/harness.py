@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks import against
 from headrace.bench.measure import SAMPLES_MIN, Benchmark, WrongResult, measure
 
-GROUPS = ("storage", "broker", "leased", "bus", "scaling", "http", "spark")
+GROUPS = ("storage", "broker", "leased", "bus", "scaling", "http", "security", "cluster", "spark")
 """Each is a module here, whose `benchmarks()` tells what to measure."""
 SAMPLE_S = 0.5
 """What a sample lasts, about."""

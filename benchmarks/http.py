@@ -1,4 +1,4 @@
-"""Publishing and streaming over HTTP, beside an application on the same server software that only answers 201."""
+"""Publishing and streaming over HTTP, beside RabbitMQ's management API and beside a bare application on uvicorn."""
 
 import asyncio
 import json
@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
+from benchmarks.broker_rabbitmq import RabbitNode, blocking
 from headrace.bench.event_loop import run_async
 from headrace.bench.measure import Benchmark, Figure, Sample, Subject, Unavailable, check, percentile, rate, uses
 
@@ -23,6 +25,7 @@ VALUE = '{"id": 1, "text": "' + "x" * 80 + '"}'
 _HOST = "127.0.0.1"
 _READY_S = 30
 _PATH = "/v1/topics/bench/messages"
+_RABBIT_PATH = "/api/exchanges/%2F/amq.default/publish"
 _BARE = f"""
 import asyncio, uvicorn
 async def application(scope, receive, send):
@@ -41,6 +44,40 @@ async def main():
 import uvloop
 uvloop.run(main())
 """
+
+
+class RabbitOverHttp:
+    """RabbitMQ's management API, which publishes a message for each request."""
+
+    params: ClassVar[dict[str, str]] = {
+        "durability": "a persistent message in a durable classic queue, answered once it is routed, before it is synced"
+    }
+
+    def __init__(self) -> None:
+        self._node = RabbitNode(streams=False, management=True)
+
+    def start(self, directory: str) -> None:
+        """Start it, with a queue."""
+        self._node.start(directory, synced=True)
+        connection = blocking(self._node.port)
+        connection.channel().queue_declare("bench", durable=True)
+        connection.close()
+
+    def sample(self, _: str, count: int) -> Sample:
+        """Publish so many messages."""
+        body = {
+            "properties": {"delivery_mode": 2},
+            "routing_key": "bench",
+            "payload": VALUE,
+            "payload_encoding": "string",
+        }
+        credentials = f"Authorization: Basic {b64encode(b'guest:guest').decode()}\r\n"
+        request = _request(json.dumps(body).encode(), "application/json", _RABBIT_PATH, credentials)
+        return Sample(run_async(_send_all(self._node.http_port, request, count, CONNECTIONS, b"200")))
+
+    def stop(self) -> None:
+        """End it."""
+        self._node.stop()
 
 
 class ServerProcess:
@@ -143,19 +180,20 @@ class RequestSender(asyncio.Protocol):
             self._transport.close()
 
 
-def _request(body: bytes, content_type: str) -> bytes:
+def _request(body: bytes, content_type: str, path: str = _PATH, more: str = "") -> bytes:
     head = (
-        f"POST {_PATH} HTTP/1.1\r\nHost: {_HOST}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: {_HOST}\r\n{more}"
+        f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
 
-async def _send_all(port: int, request: bytes, count: int, connections: int) -> float:
+async def _send_all(port: int, request: bytes, count: int, connections: int, status: bytes = b"201") -> float:
     """Send a request so many times over some connections; returns the seconds."""
     loop, left = asyncio.get_running_loop(), [count]
     started = time.perf_counter()
     made = [
-        await loop.create_connection(lambda: RequestSender(request, left, b"201"), _HOST, port)
+        await loop.create_connection(lambda: RequestSender(request, left, status), _HOST, port)
         for _ in range(min(connections, count))
     ]
     await asyncio.gather(*(protocol.ended for _, protocol in made))
@@ -269,7 +307,7 @@ def _subject(
 def benchmarks(readers: int = READERS, streamed: int = 2 * PUBLISHED_PER_SECOND) -> list[Benchmark]:
     """All benchmarks of this group."""
     requests = Figure("requests/s", True, lambda count, taken: count / taken.seconds)
-    memory = MemoryComparison()
+    memory, rabbit = MemoryComparison(), RabbitOverHttp()
     synced, answered = {"durability": "synced"}, {"durability": "none: it answers 201"}
     fan_out = _subject(
         "headrace",
@@ -281,7 +319,11 @@ def benchmarks(readers: int = READERS, streamed: int = 2 * PUBLISHED_PER_SECOND)
     return [
         Benchmark(
             {"publish_single_rps": requests},
-            [_subject("headrace", _headrace, _single, synced), _subject("bare_uvicorn", _bare, _single, answered)],
+            [
+                _subject("headrace", _headrace, _single, synced),
+                _subject("bare_uvicorn", _bare, _single, answered),
+                Subject("rabbitmq", rabbit.sample, rabbit.params, 1, rabbit.start, rabbit.stop),
+            ],
             {"connections": CONNECTIONS, "size": len(VALUE)},
         ),
         Benchmark(

@@ -11,7 +11,8 @@ from pathlib import Path
 from benchmarks.loop_pauses import Event, MeteredBroker, Watch
 from headrace.bench.measure import WrongResult, check
 from headrace.broker.pending_answer import PendingAnswer
-from headrace.client._sync.bus import Bus, connect
+from headrace.client._sync.bus import Bus
+from headrace.client._sync.connecting import connect
 from headrace.client.leasing.jobs import Job
 from headrace.engines.data_directory import JOURNAL
 from headrace.model.leasing import Ack, Holding, Lease, Leased, SubscriptionCreate, SubscriptionDescribe

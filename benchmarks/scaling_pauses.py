@@ -9,8 +9,9 @@ from itertools import count
 from benchmarks.loop_pauses import Event, MeteredBroker, Watch
 from headrace.bench.event_loop import run_async
 from headrace.bench.measure import WrongResult, check
-from headrace.client._async.bus import connect_async
-from headrace.client._sync.bus import Bus, connect
+from headrace.client._async.connecting import connect_async
+from headrace.client._sync.bus import Bus
+from headrace.client._sync.connecting import connect
 
 KEYS = 500_000
 SCHEDULES = 10_000

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from headrace.bench.broker_workloads import HeadraceNode
 from headrace.bench.measure import WrongResult, check
 from headrace.bench.servers import HOST
-from headrace.client._sync.bus import connect
+from headrace.client._sync.connecting import connect
 from headrace.model.batch import Columns, encode, parse
 from headrace.model.reading import StreamOpen
 from headrace.model.requests import Publish

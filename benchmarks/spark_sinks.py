@@ -10,7 +10,7 @@ from benchmarks import broker_kafka, spark_rows, spark_session
 from headrace.bench.broker_workloads import HeadraceNode
 from headrace.bench.measure import Sample, Subject, check
 from headrace.bench.servers import HOST
-from headrace.client._sync.bus import connect
+from headrace.client._sync.connecting import connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

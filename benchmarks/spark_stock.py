@@ -8,7 +8,7 @@ from benchmarks.broker_kafka import Kafka, KafkaNode
 from headrace.bench.broker_workloads import HeadraceNode
 from headrace.bench.measure import check
 from headrace.bench.servers import HOST
-from headrace.client._sync.bus import connect
+from headrace.client._sync.connecting import connect
 
 TOPIC = "rows"
 _PATIENCE_S = 60.0

@@ -162,6 +162,11 @@ def native_url_of(server: EmbeddedServer) -> str:
     return next(url for url in server._server.listening if url.startswith("headrace://"))
 
 
+def also_http() -> dict[str, str]:
+    """Settings of a server that serves HTTP besides, where that is installed."""
+    return {} if missing_packages() else {"http_address": "127.0.0.1:0"}
+
+
 class HttpProcess:
     """A server as a process of its own, which can be killed; it comes back at the same port."""
 

@@ -25,16 +25,21 @@ ROOMS: dict[str, set[str]] = {
     "sinks": {"model", "plugins"},  # where messages go, outside the broker
     "runtime": {"model"},  # the clock and the scheduler on the event loop
     "gateways": {"model", "wire", "security", "broker", "runtime", "plugins"},
-    "cluster": {"model", "wire", "security", "broker"},
+    "push": {"model", "broker", "security", "runtime"},  # what the broker sends over HTTP by itself
+    "cluster": {"model", "wire", "security", "storage", "plugins", "client"},  # client: followers connect to the owner
     "client": {"model", "wire", "security", "plugins", "sinks"},
     "spark": {"model", "client", "wire", "storage"},  # of storage, reading only
     "console": {"model", "client", "server"},
     "offline": {"model", "storage", "engines", "broker", "server"},  # data of an earlier format
-    "cli": {"model", "client", "server", "offline", "embedded", "storage", "spark", "bench", "plugins", "sinks"},
+    "cli": {
+        *{"model", "security", "client", "server", "offline", "embedded", "storage", "spark", "bench"},
+        *{"plugins", "sinks"},
+    },
     "bench": {"model", "storage", "embedded", "client", "server"},  # what the bench commands and benchmarks/ share
     "testing": {
         *{"model", "storage", "engines", "broker", "runtime", "client", "embedded"},
         *{"plugins", "gateways", "sinks", "server"},  # whose conformance it checks
+        "cluster",  # whose nodes it simulates
     },
     "errors": {"model"},  # the public name of the model's errors
     "__init__": {"model", "errors", "embedded", "client", "server"},

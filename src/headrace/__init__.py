@@ -14,10 +14,15 @@ from headrace.model.errors import HeadraceError
 from headrace.model.message import Message
 
 if TYPE_CHECKING:
+    from headrace.client._async.admin.audit import AsyncAudit
+    from headrace.client._async.admin.auth import AsyncAuth
+    from headrace.client._async.admin.cluster import AsyncClusterAdmin
     from headrace.client._async.admin.events import AsyncEventFeed
     from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
     from headrace.client._async.admin.routes import AsyncRoutes
     from headrace.client._async.admin.services import AsyncServices
+    from headrace.client._async.admin.tenants import AsyncTenants
+    from headrace.client._async.admin.webhooks import AsyncWebhooks
     from headrace.client._async.app.app import AsyncApp
     from headrace.client._async.app.task import AsyncAppTask
     from headrace.client._async.bus import AsyncBus
@@ -33,10 +38,15 @@ if TYPE_CHECKING:
     from headrace.client._async.results.job_handle import AsyncJobHandle
     from headrace.client._async.subjects.live_subscription import AsyncLiveSubscription
     from headrace.client._async.subjects.subjects import AsyncSubjects
+    from headrace.client._sync.admin.audit import Audit
+    from headrace.client._sync.admin.auth import Auth
+    from headrace.client._sync.admin.cluster import ClusterAdmin
     from headrace.client._sync.admin.events import EventFeed
     from headrace.client._sync.admin.log_levels import LogLevelAdmin
     from headrace.client._sync.admin.routes import Routes
     from headrace.client._sync.admin.services import Services
+    from headrace.client._sync.admin.tenants import Tenants
+    from headrace.client._sync.admin.webhooks import Webhooks
     from headrace.client._sync.app.app import App
     from headrace.client._sync.app.task import AppTask
     from headrace.client._sync.bus import Bus
@@ -54,6 +64,7 @@ if TYPE_CHECKING:
     from headrace.client._sync.subjects.subjects import Subjects
     from headrace.client.app.handler_results import Reject, Retry
     from headrace.client.connection.clock import Clock
+    from headrace.client.connection.tls_options import GivenPath
     from headrace.client.leasing.jobs import Job, PendingMessage
     from headrace.client.producer.pending_batch import OutgoingMessage
     from headrace.client.producer.producer_errors import Undelivered
@@ -64,26 +75,44 @@ if TYPE_CHECKING:
     from headrace.client.results import DamagedRange, Receipt, Received, ReceivedBatch
     from headrace.client.subjects.messages import IncomingRequest, Reply, SubjectMessage
     from headrace.model.bus_event import BusEvent
+    from headrace.model.cluster_requests import ClusterStatus, ClusterUpgraded, NodeStatus, ShardStatus
     from headrace.model.error_object import ErrorObject
     from headrace.model.leasing import EditOutcome, Forecasted, Refusal, SubscriptionInfo
     from headrace.model.log_level_requests import LogLevelRule
     from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, TopicInfo
     from headrace.model.route_requests import RouteDefinition, RouteExplained, RouteInfo, RouteVerdict
     from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
+    from headrace.model.security_requests import (
+        AccessExplained,
+        Binding,
+        Grant,
+        RoleInfo,
+        SecurityInfo,
+        SessionIdentity,
+        TokenCreated,
+        TokenInfo,
+    )
     from headrace.model.service_requests import ErrorSummary, ServiceError, ServiceInfo, ServiceInstance
     from headrace.model.subject_requests import SubjectPublished, SwitchboardInfo
     from headrace.model.subscription import SubscriptionSettings
+    from headrace.model.tenant import TenantQuotas, TenantUsage
+    from headrace.model.tenant_requests import TenantInfo, TenantSummary, TenantUsageFound
     from headrace.model.topic import TopicSettings
+    from headrace.model.webhook_requests import WebhookDefinition, WebhookDelivery, WebhookInfo
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccessExplained",
     "Aggregate",
     "App",
     "AppTask",
     "AsyncApp",
     "AsyncAppTask",
+    "AsyncAudit",
+    "AsyncAuth",
     "AsyncBus",
+    "AsyncClusterAdmin",
     "AsyncEventFeed",
     "AsyncJobHandle",
     "AsyncJobs",
@@ -100,14 +129,22 @@ __all__ = [
     "AsyncServices",
     "AsyncSubjects",
     "AsyncSubscription",
+    "AsyncTenants",
     "AsyncTransaction",
+    "AsyncWebhooks",
+    "Audit",
+    "Auth",
     "Batch",
+    "Binding",
     "BrokerInfo",
     "Bus",
     "BusEvent",
     "CannotDeserialize",
     "CannotSerialize",
     "Clock",
+    "ClusterAdmin",
+    "ClusterStatus",
+    "ClusterUpgraded",
     "Cursor",
     "DamagedRange",
     "Durability",
@@ -116,6 +153,7 @@ __all__ = [
     "ErrorSummary",
     "EventFeed",
     "Forecasted",
+    "Grant",
     "GroupInfo",
     "GroupSummary",
     "HeadraceError",
@@ -128,6 +166,7 @@ __all__ = [
     "LogLevelAdmin",
     "LogLevelRule",
     "Message",
+    "NodeStatus",
     "OutgoingMessage",
     "PendingMessage",
     "PostgresStore",
@@ -142,6 +181,7 @@ __all__ = [
     "Reply",
     "Repository",
     "Retry",
+    "RoleInfo",
     "RouteDefinition",
     "RouteExplained",
     "RouteInfo",
@@ -150,12 +190,15 @@ __all__ = [
     "ScheduleDefinition",
     "ScheduleInfo",
     "Scheduled",
+    "SecurityInfo",
     "Sent",
     "SentMany",
     "ServiceError",
     "ServiceInfo",
     "ServiceInstance",
     "Services",
+    "SessionIdentity",
+    "ShardStatus",
     "SqliteStore",
     "SubjectMessage",
     "SubjectPublished",
@@ -164,10 +207,22 @@ __all__ = [
     "SubscriptionInfo",
     "SubscriptionSettings",
     "SwitchboardInfo",
+    "TenantInfo",
+    "TenantQuotas",
+    "TenantSummary",
+    "TenantUsage",
+    "TenantUsageFound",
+    "Tenants",
+    "TokenCreated",
+    "TokenInfo",
     "TopicInfo",
     "TopicSettings",
     "Transaction",
     "Undelivered",
+    "WebhookDefinition",
+    "WebhookDelivery",
+    "WebhookInfo",
+    "Webhooks",
     "__version__",
     "connect",
     "connect_async",
@@ -179,6 +234,18 @@ __all__ = [
 
 # Where to find what is imported only when it is used: a program that only wants a log waits for nothing else.
 _LATER = {
+    "AccessExplained": "model.security_requests",
+    "Binding": "model.security_requests",
+    "Grant": "model.security_requests",
+    "RoleInfo": "model.security_requests",
+    "SecurityInfo": "model.security_requests",
+    "SessionIdentity": "model.security_requests",
+    "TokenCreated": "model.security_requests",
+    "TokenInfo": "model.security_requests",
+    "Audit": "client._sync.admin.audit",
+    "Auth": "client._sync.admin.auth",
+    "AsyncAudit": "client._async.admin.audit",
+    "AsyncAuth": "client._async.admin.auth",
     "Aggregate": "client.projection.aggregate",
     "AsyncProjection": "client._async.projection.projection",
     "AsyncRepository": "client._async.projection.repository",
@@ -247,7 +314,25 @@ _LATER = {
     "TopicSettings": "model.topic",
     "Transaction": "client._sync.producer.transaction",
     "Undelivered": "client.producer.producer_errors",
+    "AsyncClusterAdmin": "client._async.admin.cluster",
+    "ClusterAdmin": "client._sync.admin.cluster",
+    "ClusterStatus": "model.cluster_requests",
+    "ClusterUpgraded": "model.cluster_requests",
+    "NodeStatus": "model.cluster_requests",
+    "ShardStatus": "model.cluster_requests",
+    "AsyncTenants": "client._async.admin.tenants",
+    "TenantInfo": "model.tenant_requests",
+    "TenantQuotas": "model.tenant",
+    "TenantSummary": "model.tenant_requests",
+    "TenantUsage": "model.tenant",
+    "TenantUsageFound": "model.tenant_requests",
+    "Tenants": "client._sync.admin.tenants",
     "AsyncRoutes": "client._async.admin.routes",
+    "AsyncWebhooks": "client._async.admin.webhooks",
+    "WebhookDefinition": "model.webhook_requests",
+    "WebhookDelivery": "model.webhook_requests",
+    "WebhookInfo": "model.webhook_requests",
+    "Webhooks": "client._sync.admin.webhooks",
     "RouteDefinition": "model.route_requests",
     "RouteExplained": "model.route_requests",
     "RouteInfo": "model.route_requests",
@@ -279,23 +364,44 @@ def __dir__() -> list[str]:
 
 
 def connect(
-    address: str | None = None, *, name: str = "", timeout: float = 30.0, wait: float = 0.0, tenant: str = ""
+    address: str | None = None,
+    *,
+    name: str = "",
+    timeout: float = 30.0,
+    wait: float = 0.0,
+    tenant: str = "",
+    ca: "GivenPath" = None,
+    certificate: "GivenPath" = None,
+    key: "GivenPath" = None,
+    server_name: str | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
 ) -> "Bus":
     """Connect to a broker.
 
     Parameters:
-        address: `headrace://host:port`, or `headrace+unix:///path/to/headrace.sock`, optionally with `?tenant=NAME`; by
-            default $HEADRACE_URL, or else `headrace://127.0.0.1:7390`.
+        address: `headrace://host:port`, `headraces://host:port` for TLS, or `headrace+unix:///path/to/headrace.sock`,
+            optionally with `?tenant=NAME`; by default $HEADRACE_URL, or else `headrace://127.0.0.1:7390`. Of a cluster,
+            the hosts of some or all nodes: `headrace://a:7390,b:7390,c:7390`.
         name: the name of this client in the broker's lists and logs; by default host, process and a number.
         timeout: how many seconds a request may take, including reconnecting and retries.
-        wait: for how many seconds to retry if the broker cannot be reached yet.
+        wait: for how many seconds to retry if the broker cannot be reached yet. While no node of a cluster serves,
+            0 means `timeout`.
         tenant: the tenant whose topics, groups and schedules the names mean; by default the address's, or `default`.
+        ca: for TLS, the file of the CAs to trust; by default $HEADRACE_CA, or else the system's CAs.
+        certificate: for TLS, the file of this client's certificate; by default $HEADRACE_CERTIFICATE, or else none.
+        key: the file of its private key; by default $HEADRACE_KEY, or else the file of the certificate.
+        server_name: for TLS, the name that the broker's certificate must have; by default the host of the address.
+        token: the token to authenticate with; by default $HEADRACE_TOKEN. It is never in the address.
+        token_file: the file that the token is read from, for every new connection; by default $HEADRACE_TOKEN_FILE.
 
     Returns:
         The bus; close it, or use `with`.
 
     Raises:
         ConnectionFailed: if the broker cannot be reached.
+        TlsFailed: if the TLS handshake fails.
+        NotAuthenticated: if the broker needs a token, or does not accept the one that is given.
         InvalidArgument: if the address or another argument is wrong.
         UnsupportedVersion: if client and broker have no version of the protocol in common.
 
@@ -303,18 +409,53 @@ def connect(
         >>> with headrace.connect("headrace://127.0.0.1:7390") as bus:  # doctest: +SKIP
         ...     receipt = bus.publish("orders", b"3 apples")
     """
-    from headrace.client._sync.bus import connect as connect_bus
+    from headrace.client._sync.connecting import connect as connect_bus
 
-    return connect_bus(address, name=name, timeout=timeout, wait=wait, tenant=tenant)
+    return connect_bus(
+        address,
+        name=name,
+        timeout=timeout,
+        wait=wait,
+        tenant=tenant,
+        ca=ca,
+        certificate=certificate,
+        key=key,
+        server_name=server_name,
+        token=token,
+        token_file=token_file,
+    )
 
 
 async def connect_async(
-    address: str | None = None, *, name: str = "", timeout: float = 30.0, wait: float = 0.0, tenant: str = ""
+    address: str | None = None,
+    *,
+    name: str = "",
+    timeout: float = 30.0,
+    wait: float = 0.0,
+    tenant: str = "",
+    ca: "GivenPath" = None,
+    certificate: "GivenPath" = None,
+    key: "GivenPath" = None,
+    server_name: str | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
 ) -> "AsyncBus":
     """Connect to a broker, for asyncio; all as in `connect`."""
-    from headrace.client._async.bus import connect_async as connect_bus
+    from headrace.client._async.connecting import connect_async as connect_bus
 
-    return await connect_bus(address, name=name, timeout=timeout, wait=wait, tenant=tenant)
+    return await connect_bus(
+        address,
+        name=name,
+        timeout=timeout,
+        wait=wait,
+        tenant=tenant,
+        ca=ca,
+        certificate=certificate,
+        key=key,
+        server_name=server_name,
+        token=token,
+        token_file=token_file,
+    )
 
 
 def open(
@@ -343,7 +484,7 @@ def open(
         ...     bus.publish("orders", b"3 apples").offset
         0
     """
-    from headrace.client._sync.bus import attach
+    from headrace.client._sync.connecting import attach
     from headrace.model.arguments import check_path
     from headrace.server import EmbeddedServer
 
@@ -362,7 +503,7 @@ async def open_async(
     """Open a broker in this process, for asyncio; all as in `open`."""
     import asyncio
 
-    from headrace.client._async.bus import attach_async
+    from headrace.client._async.connecting import attach_async
     from headrace.model.arguments import check_path
     from headrace.server import EmbeddedServer
 

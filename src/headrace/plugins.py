@@ -26,7 +26,9 @@ AUTHENTICATORS = "headrace.authenticators"
 """Authenticators by name: called without arguments, return the function that says who a client is."""
 COMMANDS = "headrace.commands"
 """Commands by name: a module, or an object, with `add_arguments(parser)`."""
-GROUPS = (GATEWAYS, MIDDLEWARE, SERIALIZERS, SINKS, AUTHENTICATORS, COMMANDS)
+STORES = "headrace.stores"
+"""Shared stores by the scheme of their URLs: called with a StoreAddress, return a SharedStore."""
+GROUPS = (GATEWAYS, MIDDLEWARE, SERIALIZERS, SINKS, AUTHENTICATORS, COMMANDS, STORES)
 """All entry-point groups."""
 
 OURS = "headrace"
@@ -34,9 +36,11 @@ OURS = "headrace"
 BUILT_IN: dict[str, dict[str, str]] = {
     GATEWAYS: {
         "headrace": "headrace.gateways.native.gateway:NativeGateway",
+        "headraces": "headrace.gateways.native.gateway:NativeGateway",
         "unix": "headrace.gateways.native.gateway:NativeGateway",
         "headrace+unix": "headrace.gateways.native.gateway:NativeGateway",
         "http": "headrace.gateways.http.gateway:HttpGateway",
+        "https": "headrace.gateways.http.gateway:HttpGateway",
     },
     MIDDLEWARE: {
         "combine": "headrace.middleware.combine:CombineMiddleware",
@@ -60,8 +64,22 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "http": "headrace.sinks.http_sink:HttpSink",
         "https": "headrace.sinks.http_sink:HttpSink",
     },
-    AUTHENTICATORS: {"anonymous": "headrace.gateways.authentication:AnonymousAuthenticator"},
+    AUTHENTICATORS: {
+        "anonymous": "headrace.gateways.authentication:AnonymousAuthenticator",
+        "builtin": "headrace.gateways.builtin_authenticator:BuiltinAuthenticator",
+    },
     COMMANDS: {},
+    STORES: {
+        "memory": "headrace.storage.stores.memory:open_memory",
+        "directory": "headrace.storage.stores.directory:open_directory",
+        "postgresql": "headrace.storage.stores.postgres:open_postgres",
+        "postgres": "headrace.storage.stores.postgres:open_postgres",
+        "s3": "headrace.storage.stores.objects:open_s3",
+        "gs": "headrace.storage.stores.objects:open_gcs",
+        "az": "headrace.storage.stores.objects:open_azure",
+        "redis": "headrace.storage.stores.redis:open_redis",
+        "rediss": "headrace.storage.stores.redis:open_redis",
+    },
 }
 """The plug-ins of Headrace itself, the same as in pyproject.toml: found here, because reading metadata takes 30 ms."""
 

@@ -1,10 +1,15 @@
 """Contexts: names for brokers, and which of all addresses a command uses."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.cluster_nodes import ScriptedNode
 from tests.commands import Finished, run_command
+
+from headrace.server import EmbeddedServer
 
 A, B, C, D = (f"headrace://127.0.0.1:{number}" for number in range(1, 5))
 
@@ -107,3 +112,30 @@ def test_a_file_that_cannot_be_understood_is_named(home: Path, content: str) -> 
 def test_names_and_addresses_are_checked() -> None:
     assert b"is not a name" in run("context", "add", "a b", A, code=2).stderr
     assert b"is no address" in run("context", "add", "a", "somewhere", code=2).stderr
+
+
+def test_several_hosts_of_a_cluster_are_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = "headrace://127.0.0.1:1,127.0.0.1:2"
+    run("context", "add", "cluster", hosts, "--use")
+    assert shown()["address"] == hosts
+    assert f"no node of {hosts} can be reached" in run("ping", code=1).stderr.decode()
+    assert f"no node of {hosts}?tenant=acme can be" in run("ping", "--tenant", "acme", code=1).stderr.decode()
+    refused = run("context", "add", "other", "headrace://a,,b", code=2).stderr.decode()
+    assert "several hosts of a cluster are one list" in refused
+    with headrace_node() as (follower, owner):
+        monkeypatch.setenv("HEADRACE_URL", f"{follower},127.0.0.1:3")
+        run("topic", "create", "orders")
+        assert b"orders" in run("topic", "list", "--connect", owner).stdout
+
+
+@contextmanager
+def headrace_node() -> Iterator[tuple[str, str]]:
+    """The addresses of a node that follows, and of the broker to which it sends clients."""
+    server, follower = EmbeddedServer(":memory:", listen=["headrace://127.0.0.1:0"]), ScriptedNode()
+    owner = server._server.listening[0]
+    follower.follow(owner)
+    try:
+        yield follower.url, owner
+    finally:
+        follower.close()
+        server.close()

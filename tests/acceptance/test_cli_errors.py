@@ -85,6 +85,8 @@ _GIVEN = {
     "query": "select 1",
     "file": "pipeline.py",
     "address": "headrace://127.0.0.1:1",
+    "grant": "publish:topic:orders",
+    "shard": "0",
 }
 _REQUIRED = {
     "topic alter": ["--partitions", "2"],
@@ -157,7 +159,9 @@ def test_ports_and_hosts_that_cannot_be_listened_on(broker: str, tmp_path: Path)
     assert error["code"] == "listen_failed"
     assert f"process {os.getpid()}" in error["message"]
     assert "--port" in error["message"]
-    error = error_of(run("serve", *data, "--host", "no.such.invalid", "--json", "--log-level", "error", code=1))
+    error = error_of(
+        run("serve", *data, "--host", "no.such.invalid", "--insecure", "--json", "--log-level", "error", code=1)
+    )
     assert error["code"] == "listen_failed"
     assert "no.such.invalid" in error["message"]
     assert error_of(run("serve", *data, "--port", "80000", "--json", code=2))["code"] == "usage_error"

@@ -20,10 +20,14 @@ def tree() -> CommandNode:
     return command_tree(whole_parser())
 
 
+def run_bash(script: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run a script, which is too long for an argument."""
+    return subprocess.run(["bash", "-s", "--", *words], input=script, capture_output=True, text=True, check=True)
+
+
 def bash(tree: CommandNode, *words: str) -> list[str]:
     """What bash offers when the last word is being typed."""
-    script = f"{NAMES}{completion_scripts.bash(tree)}\n{ASK}"
-    done = subprocess.run(["bash", "-c", script, "bash", *words], capture_output=True, text=True, check=True)
+    done = run_bash(f"{NAMES}{completion_scripts.bash(tree)}\n{ASK}", *words)
     assert done.stderr == ""
     return [line for line in done.stdout.split("\n") if line]
 
@@ -41,7 +45,7 @@ def test_every_command_is_in_the_tree(tree: CommandNode) -> None:
         ("headrace to|", ["topic"]),
         ("headrace topic |", ["create", "list", "describe", "alter", "trim", "history", "delete"]),
         ("headrace topic create t --stor|", ["--storage"]),
-        ("headrace topic create t --durability |", ["memory", "written", "synced"]),
+        ("headrace topic create t --durability |", ["memory", "written", "synced", "replicated"]),
         ("headrace topic create t --durability = w|", ["written"]),
         ("headrace topic create |", []),
         ("headrace topic describe |", ["alpha", "beta"]),
@@ -71,8 +75,7 @@ def test_bash_offers_names_as_they_have_to_be_typed(tree: CommandNode, tmp_path:
     script = f"headrace() {{ cat <<'END'\n{names}\nEND\n}}\n{completion_scripts.bash(tree)}\n{ASK}"
 
     def offered(word: str) -> list[str]:
-        asked = ["bash", "-c", script, "bash", "headrace", "tail", word]
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
+        return run_bash(script, "headrace", "tail", word).stdout.splitlines()
 
     typed = ["bash", "-c", "printf '%s\\n' " + " ".join(offered(""))]
     assert subprocess.run(typed, capture_output=True, text=True, check=True).stdout.splitlines() == odd
@@ -92,8 +95,8 @@ def test_bash_offers_files(tree: CommandNode, tmp_path: Path) -> None:
 
 def test_names_that_cannot_be_had_are_no_error(tree: CommandNode) -> None:
     script = f"{completion_scripts.bash(tree)}\nheadrace() {{ echo oh no >&2; return 1; }}\n{ASK}"
-    done = subprocess.run(["bash", "-c", script, "bash", "headrace", "tail", ""], capture_output=True, check=True)
-    assert (done.stdout.strip(), done.stderr) == (b"", b"")
+    done = run_bash(script, "headrace", "tail", "")
+    assert (done.stdout.strip(), done.stderr) == ("", "")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

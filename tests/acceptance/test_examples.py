@@ -6,10 +6,14 @@ import io
 import json
 import re
 import shlex
+import subprocess
+import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
 import pytest
+from tests.known import ENVIRONMENT
 from tests.pages import ROOT, Block, blocks, is_output, is_run
 
 from headrace.cli import main as command_line
@@ -40,6 +44,22 @@ NOT_RUN = {
         "archive/topic=orders": "a list of files",
         "headrace archive restore": "needs a bucket; tests/spark/test_archive.py does the same",
     },
+    "docs/how-to/cluster.md": {
+        "createuser headrace": "needs PostgreSQL; tests/acceptance/test_cli_cluster.py does the same",
+        "export AWS_ACCESS_KEY_ID": "needs a bucket; tests/conformance/test_stores.py uses such a store",
+        "headrace serve --data /var/lib/headrace": "tests/scenarios/test_cluster_security.py does that",
+    },
+    "docs/how-to/cluster-clients.md": {
+        "headrace.connect(": "needs several machines; tests/scenarios/test_moving_broker.py connects to such lists"
+    },
+    "docs/how-to/http.md": {
+        "location /headrace/": "settings of nginx; tests/scenarios/test_http_upgrade.py has a proxy"
+    },
+    "docs/how-to/observe.md": {"scrape_configs:": "settings of Prometheus; tests parse the metrics with its parser"},
+    "docs/how-to/websocket.md": {
+        "<script>": "a page; tests/scenarios/test_http_browser.py opens a WebSocket from one",
+        "new WebSocket(url": "a line of a page; tests/scenarios/test_websocket.py sends the same subprotocols",
+    },
     "docs/how-to/middleware.md": {
         "[project.entry-points": "a part of pyproject.toml; tests/acceptance/test_plugin_example.py installs one"
     },
@@ -49,6 +69,7 @@ NOT_RUN = {
     "docs/how-to/spark.md": {
         "pip install": "installs",
         "python -m venv": "installs; tests/spark/test_cluster.py does the same",
+        "spark.read.format": "needs a cluster; tests/spark/test_failover.py reads from one",
     },
     "docs/how-to/stream-processing.md": {
         "pip install": "goes on for ever; tests/spark/test_ready_samples.py checks the commands, as of those below",
@@ -60,6 +81,7 @@ NOT_RUN = {
 """Blocks that are shown and not run as they stand, by the page and how they begin, with the reason."""
 USED_BY = {
     "shop_middleware.py": "docs/how-to/middleware.md",  # whose try_limit.py imports it
+    "verify.py": "tests/scenarios/test_webhook_verifiers.py",
     "spark-pipeline.yml": "tests/spark/test_pipelines.py",
     "refunds_flow.py": "tests/spark/test_pipelines.py",
     "act_on_alerts.py": "tests/spark/test_ready_trades.py",
@@ -153,6 +175,25 @@ def test_commands_that_are_shown_exist(page: Path, tmp_path: Path, monkeypatch: 
             for line in block.text.replace("\\\n", " ").splitlines():
                 if re.match(r"\s*(?:[A-Z_]+=\S+ )*(?:bin/)?headrace ", line) and not re.search(r"  \S", line):
                     check_command(line.strip(), f"{name_of(page)}, line {block.line}")
+
+
+@pytest.mark.timeout(180)
+def test_the_cluster_of_the_example_survives_its_killer() -> None:
+    command = [sys.executable, str(ROOT / "examples" / "cluster" / "demo.py"), "--seconds", "4", "--kill-every", "2"]
+    with tempfile.TemporaryDirectory(prefix="headrace-example-") as directory:  # PostgreSQL's user may enter it
+        done = subprocess.run(
+            [*command, "--directory", directory],
+            capture_output=True,
+            text=True,
+            timeout=150,
+            env=ENVIRONMENT,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["store", "nodes"]
+    assert any(line.startswith("failover  node-") for line in lines)
+    assert lines[-1] == "OK        nothing lost, nothing doubled"
 
 
 def helps() -> list[tuple[str, str]]:

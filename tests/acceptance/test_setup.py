@@ -33,6 +33,8 @@ class Checkout:
             (self.path / tool).symlink_to(found)
         (self.path / "python3").symlink_to(sys.executable)
         self.be_user(1000)
+        for server in ("postgres", "redis-server"):
+            self.stand_in(f"{self.path}/{server}", "exit 1")
         self._make_venv()
 
     def _make_venv(self) -> None:
@@ -113,13 +115,13 @@ def checkout(tmp_path: Path) -> Checkout:
     ("command", "extras"),
     [
         ("serve", []),
-        ("pipeline run orders.py", [".[content,http,spark]"]),
+        ("pipeline run orders.py", [".[content,http,security,cluster,spark]"]),
         ("pipeline run --help", []),
         ("pipeline list", []),
         ("pipeline", []),
-        ("archive run", [".[content,http,spark]"]),
+        ("archive run", [".[content,http,security,cluster,spark]"]),
         ("archive status", []),
-        ("sql select", [".[content,http,spark]"]),
+        ("sql select", [".[content,http,security,cluster,spark]"]),
     ],
 )
 def test_only_what_runs_spark_has_it_installed(checkout: Checkout, command: str, extras: list[str]) -> None:
@@ -136,7 +138,7 @@ def test_only_what_runs_spark_has_it_installed(checkout: Checkout, command: str,
 def test_tests_and_benchmarks_come_with_spark(checkout: Checkout, extra: str) -> None:
     checkout.give_java("21.0.1")
     assert "this takes a minute or two" in checkout.run("setup", extra)
-    assert checkout.installed() == [f".[content,http,{extra}]"]
+    assert checkout.installed() == [f".[content,http,security,cluster,{extra}]"]
     assert checkout.run("setup", "spark") == ""
 
 
@@ -162,6 +164,18 @@ def test_java_that_cannot_be_installed_is_asked_for_each_time(checkout: Checkout
         assert "Spark needs Java 17 or newer" in said
         assert f"apt-get install {PACKAGE}" in said
     assert checkout.run("setup") == ""
+
+
+def test_servers_for_the_tests_of_clusters_are_installed_or_asked_for(checkout: Checkout) -> None:
+    checkout.give_java("21.0.1")
+    (checkout.path / "redis-server").unlink()
+    for _ in range(2):
+        assert "apt-get install postgresql redis-server" in checkout.run("setup", "test")
+    assert checkout.run("setup", "spark") == ""
+    checkout.be_user(0)
+    checkout.give_packages("nothing")
+    assert "installing redis-server" in checkout.run("setup", "test")
+    assert {"apt-get postgresql", "apt-get redis-server"} <= set(checkout.done())
 
 
 @pytest.mark.parametrize(

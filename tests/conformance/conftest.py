@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.conformance.faces import awaitable
 from tests.conformance.stage import Run, Story
+from tests.http_client import also_http, needs_http
 
 import headrace
 from headrace.server import EmbeddedServer
@@ -17,15 +18,20 @@ def served() -> Iterator[dict[str, str]]:
     """A broker that listens, for all tests of this module: each has topics of its own."""
     with tempfile.TemporaryDirectory(prefix="headrace-") as directory:
         path = f"{directory}/s"
-        server = EmbeddedServer(f"{directory}/data", host="127.0.0.1", port=0, unix_socket=path)
-        host, port = server._server.addresses[0]
+        server = EmbeddedServer(f"{directory}/data", host="127.0.0.1", port=0, unix_socket=path, **also_http())
+        names = {"headrace": "tcp", "headrace+unix": "unix", "http": "http"}
         try:
-            yield {"tcp": f"headrace://{host}:{port}", "unix": f"headrace+unix://{path}"}
+            yield {names[url.partition(":")[0]]: url for url in server._server.listening}
         finally:
             server.close()
 
 
-@pytest.fixture(params=["embedded", "tcp", "unix"])
+TRANSPORTS = ("embedded", "tcp", "unix")
+WITH_HTTP = (*TRANSPORTS, pytest.param("http", marks=needs_http))
+"""For suites that matter on every transport: others would tell nothing new over the upgraded connection."""
+
+
+@pytest.fixture(params=TRANSPORTS)
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

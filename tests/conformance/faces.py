@@ -8,6 +8,7 @@ from headrace.client._async.admin.events import AsyncEventFeed
 from headrace.client._async.admin.log_levels import AsyncLogLevelAdmin
 from headrace.client._async.admin.routes import AsyncRoutes
 from headrace.client._async.admin.services import AsyncServices
+from headrace.client._async.admin.webhooks import AsyncWebhooks
 from headrace.client._async.bus import AsyncBus
 from headrace.client._async.consumer.subscription import AsyncSubscription
 from headrace.client._async.leasing.jobs import AsyncJobs
@@ -24,6 +25,7 @@ from headrace.client._sync.admin.events import EventFeed
 from headrace.client._sync.admin.log_levels import LogLevelAdmin
 from headrace.client._sync.admin.routes import Routes
 from headrace.client._sync.admin.services import Services
+from headrace.client._sync.admin.webhooks import Webhooks
 from headrace.client._sync.bus import Bus
 from headrace.client._sync.consumer.subscription import Subscription
 from headrace.client._sync.leasing.jobs import Jobs
@@ -48,6 +50,7 @@ TWINS: dict[type, type] = {
     Producer: AsyncProducer,
     Queue: AsyncQueue,
     Routes: AsyncRoutes,
+    Webhooks: AsyncWebhooks,
     Scheduled: AsyncScheduled,
     Sent: AsyncSent,
     SentMany: AsyncSentMany,

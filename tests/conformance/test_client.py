@@ -1,4 +1,4 @@
-"""One suite for the client: over a broker in the same process, TCP and a Unix socket; for threads and for asyncio."""
+"""One suite for the client: over a broker in the same process, TCP, a Unix socket and HTTP; for threads and asyncio."""
 
 import asyncio
 import tempfile
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.certificates import make_ca
 from tests.conformance.faces import awaitable
+from tests.http_client import also_http, needs_http
 
 import headrace
 from headrace import errors
@@ -23,15 +25,20 @@ def served() -> Iterator[dict[str, str]]:
     """A broker that listens, for all tests of this module: each has topics and groups of its own."""
     with tempfile.TemporaryDirectory(prefix="headrace-") as directory:
         path = f"{directory}/s"
-        server = EmbeddedServer(f"{directory}/data", host="127.0.0.1", port=0, unix_socket=path)
-        host, port = server._server.addresses[0]
+        addresses = ["headrace://127.0.0.1:0", "headraces://127.0.0.1:0", f"unix://{path}"]
+        addresses += ["http://127.0.0.1:0"] if also_http() else []
+        files = make_ca(Path(directory) / "ca").make_server()
+        tls = {"tls_certificate": files.certificate, "tls_key": files.key}
+        server = EmbeddedServer(f"{directory}/data", listen=addresses, **tls)
+        names = {"headrace": "tcp", "headraces": "tls", "headrace+unix": "unix", "http": "http"}
         try:
-            yield {"tcp": f"headrace://{host}:{port}", "unix": f"headrace+unix://{path}"}
+            found = {names[url.partition(":")[0]]: url for url in server._server.listening}
+            yield {**found, "tls": f"{found['tls']}?ca={files.ca}"}
         finally:
             server.close()
 
 
-@pytest.fixture(params=["embedded", "tcp", "unix"])
+@pytest.fixture(params=["embedded", "tcp", "tls", "unix", pytest.param("http", marks=needs_http)])
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

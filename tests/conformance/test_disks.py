@@ -1,21 +1,31 @@
-"""Every disk keeps the same promises: one suite over the local disk, the faulty one without faults, and memory."""
+"""Every disk keeps the same promises: one suite over the local disk, a faulty one without faults, memory, a replica."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.replica import check_replica, replicated
 
-from headrace.model.errors import DiskFailed, LogNotFound
+from headrace.model.errors import DiskFailed, LogNotFound, UnsupportedOperation
 from headrace.storage.disk import Disk, LocalDisk, PrivateDisk, open_or_make
+from headrace.storage.stores.memory import MemoryStore
 from headrace.testing import FaultyDisk, MemoryDisk
 
 DISKS: list[Callable[[], Disk]] = [LocalDisk, PrivateDisk, FaultyDisk, MemoryDisk]
+REPLICATED = {f"replicated {kind.__name__}": kind for kind in (LocalDisk, MemoryDisk)}
 
 
-@pytest.fixture(params=DISKS)
-def disk(request: pytest.FixtureRequest) -> Disk:
-    return request.param()
+@pytest.fixture(params=[*DISKS, *REPLICATED])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    if request.param not in REPLICATED:
+        yield request.param()
+        return
+    store, inner = MemoryStore(), REPLICATED[request.param]()
+    disk = replicated(inner, str(tmp_path), store)
+    yield disk
+    check_replica(disk, inner, str(tmp_path), store)
+    disk.writer.close()
 
 
 @pytest.fixture
@@ -74,6 +84,10 @@ def test_a_mapping_shows_what_is_written_later(disk: Disk, root: str) -> None:
 
 def test_a_mapping_for_writing_changes_the_file(disk: Disk, root: str) -> None:
     put(disk, f"{root}/a", bytes(4096))
+    if disk.is_replicated:  # such changes could not be recorded
+        with pytest.raises(UnsupportedOperation, match="on a replicated disk"):
+            disk.map(disk.open(f"{root}/a", write=True), 4096, write=True)
+        return
     page = disk.map(disk.open(f"{root}/a", write=True), 4096, write=True)
     seen = disk.map(disk.open(f"{root}/a"), 4096)
     page[10:13] = b"new"
@@ -129,6 +143,11 @@ def test_what_is_not_there_and_what_is_in_the_way(disk: Disk, root: str) -> None
         disk.write(disk.open(f"{root}/file"), 0, b"y")
     with pytest.raises(DiskFailed):
         disk.remove(root)
+    disk.make_directory(f"{root}/directory/inside")
+    with pytest.raises(DiskFailed):
+        disk.rename(f"{root}/directory", f"{root}/directory/inside/itself")
+    with pytest.raises(DiskFailed):
+        disk.rename(f"{root}/directory", f"{root}/file")
     assert disk.read(open_or_make(disk, f"{root}/file"), 0, 1) == b"x"
     assert disk.size(open_or_make(disk, f"{root}/new")) == 0
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.replica import check_replica, replicated
 
 from headrace.model.batch import Batch, Columns, encode, parse
 from headrace.model.codec import Codec
@@ -12,9 +13,11 @@ from headrace.model.errors import DiskFull, DurabilityUnavailable, HeadraceError
 from headrace.storage.disk import Disk
 from headrace.storage.log import FileLog
 from headrace.storage.memory import MemoryLog
+from headrace.storage.replicated.disk import ReplicatedDisk
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import LogSettings
 from headrace.storage.stored_log import StoredLog
+from headrace.storage.stores.memory import MemoryStore
 from headrace.testing import FaultyDisk, InlineWorker, MemoryDisk
 
 MIB = 1 << 20
@@ -31,11 +34,32 @@ def files(directory: str, disk: Disk | None = None, segment_bytes: int = MIB) ->
 
 
 _IN_MEMORY = MemoryDisk()
+_STORES: dict[str, MemoryStore] = {}
+_REPLICATED: dict[str, ReplicatedDisk] = {}
+
+
+def replica(directory: str) -> Disk:
+    """A disk that replicates a directory, the same one each time."""
+    if directory not in _REPLICATED:
+        _STORES[directory] = MemoryStore()
+        _REPLICATED[directory] = replicated(_IN_MEMORY, directory, _STORES[directory])
+    return _REPLICATED[directory]
+
+
+def check_replicas() -> None:
+    """Compare the replicas that were used with their originals."""
+    for directory, disk in _REPLICATED.items():
+        check_replica(disk, _IN_MEMORY, directory, _STORES[directory])
+        disk.writer.close()
+    _REPLICATED.clear()
+
+
 LOGS: dict[str, Open] = {
     "files": files,
     "files in small segments": lambda directory: files(directory, segment_bytes=50_000),
     "files on a faulty disk": lambda directory: files(directory, FaultyDisk()),
     "files on a disk in memory": lambda directory: files(directory, _IN_MEMORY),
+    "files on a replicated disk": lambda directory: files(f"{directory}/log", replica(directory)),
     "memory": lambda _: MemoryLog(64 * MIB),
     "memory that spills": lambda directory: MemoryLog(2 * MIB, files(directory)),
 }
@@ -46,6 +70,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoredLog]:
     log = LOGS[request.param](str(tmp_path / "log"))
     yield log
     log.close()
+    check_replicas()
 
 
 def append(log: StoredLog, *values: bytes, now_us: int = 1_000, codec: Codec = Codec.NONE, **columns: list) -> int:
@@ -197,7 +222,7 @@ def test_a_receipt_says_what_was_reached(log: StoredLog) -> None:
     if log.durable:
         receipt = log.append(batch, 1, Durability.SYNCED)
         receipt.wait(Durability.SYNCED, 10)
-        assert receipt.reached is Durability.SYNCED
+        assert receipt.reached is log.durability_max >= Durability.SYNCED
         assert log.synced_offset == 1
     else:
         with pytest.raises(DurabilityUnavailable):
@@ -224,7 +249,7 @@ def test_whoever_waits_for_a_sync_is_called_back_when_no_sync_is_left_to_do(log:
     append(log, b"c")
     log.request_sync()
     log.wait_synced(3, 10)
-    assert reported == [(None, False, Durability.SYNCED if log.durable else Durability.MEMORY)]
+    assert reported == [(None, False, log.durability_max)]
     assert not log.awaits_sync(log.next_offset)
     assert not log.is_small_backlog
     assert log.synced_offset == (3 if log.durable else 0)
@@ -283,6 +308,7 @@ def test_durable_logs_are_there_when_they_are_opened_again(tmp_path: Path) -> No
         assert again.survived_offset == (2 if log.durable else 0)
         assert values(again) == ([b"a", b"b"] if log.durable else [])
         again.close()
+    check_replicas()
 
 
 def test_memory_drops_the_oldest() -> None:

@@ -3,9 +3,15 @@
 from typing import Any
 
 import pytest
+from tests.conformance.conftest import WITH_HTTP
 from tests.conformance.stage import Run
 
 from headrace import errors
+
+
+@pytest.fixture(params=WITH_HTTP)
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 async def _full(bus: Any, topic: str) -> tuple[str, str]:

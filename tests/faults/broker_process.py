@@ -25,7 +25,7 @@ class BrokerProcess:
 
     def __init__(self, nursery: Nursery, data: Path, *options: str) -> None:
         self.data = data
-        self.port = _free_port()
+        self.port = free_port()
         self.tcp_url = f"headrace://127.0.0.1:{self.port}"
         self.unix_url = f"headrace+unix://{data}/headrace.sock"
         self._options = options
@@ -110,7 +110,8 @@ def serve(arguments: list[str]) -> None:
     raise SystemExit(main(arguments))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on, and that the system gives to nobody who connects."""
     dice = Random()
     while True:
         port = dice.choice(_PORTS)

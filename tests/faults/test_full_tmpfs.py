@@ -157,3 +157,28 @@ def test_a_topic_is_trimmed_when_the_disk_is_full(small: Path, tmp_path: Path) -
     text = told.read_text()
     assert "Traceback" not in text
     assert text.count("disk full;") <= 2, text
+
+
+def free_bytes(place: Path) -> int:
+    found = os.statvfs(place)
+    return found.f_bavail * found.f_frsize
+
+
+@pytest.mark.parametrize("cascade", [False, True])
+def test_what_is_deleted_on_a_full_disk_is_free_at_once(small: Path, cascade: bool) -> None:
+    """A topic, or its tenant with all that it has; nobody keeps the file open, nor saves its index."""
+    told = small.parent / "log"
+    with told.open("wb") as log, broker(small / "data", log) as (_, bus):
+        topic = "acme/orders" if cascade else "orders"
+        bus.create_topic(topic, durability="written")
+        for size in (300_000, 3_000, 30):
+            with suppress(DiskFull, Timeout):  # the client tries again until its time is over
+                while True:
+                    bus.publish(topic, os.urandom(size))
+        assert free_bytes(small) < 1 << 20
+        bus.tenants.delete("acme", cascade=True) if cascade else bus.delete_topic("orders")
+        deadline = time.monotonic() + 20
+        while free_bytes(small) < 4 << 20:
+            assert time.monotonic() < deadline, "the room of the topic is not free"
+            time.sleep(0.05)
+    assert "index not saved" not in told.read_text()

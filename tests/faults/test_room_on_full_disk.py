@@ -121,7 +121,7 @@ def test_what_room_the_ballast_leaves_is_for_who_makes_more(data: Path, disk: Sm
     fill(bench, disk)
     end = end_offset(bench)
     waiting = bench.begin(TopicTrim("orders", {0: end}, unread=True))
-    while not bench.broker._ballast.dropped:
+    while not bench.broker._store.ballast.dropped:
         assert bench.step()
     body = bench.batch(LARGE).data
     for request in (Publish("orders", 0), TransactionStage("import", epoch, "orders", 0)):

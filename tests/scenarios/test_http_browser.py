@@ -32,6 +32,20 @@ source.onmessage = event => {
 source.onerror = () => { if (source.readyState == 2) report("failed"); };
 """
 
+CONVERSES = """
+const seen = [];
+const socket = new WebSocket(broker.replace("http", "ws") + "/v1/socket", ["headrace.json"]);
+const ask = (id, request, fields, messages) => socket.send(JSON.stringify({id, request, fields, messages}));
+socket.onopen = () => ask(1, "StreamOpen", {topic: "orders", position: "0:0"});
+socket.onmessage = event => {
+  const frame = JSON.parse(event.data);
+  if (frame.id == 1) ask(2, "Publish", {topic: "orders"}, [{value: "from the page"}]);
+  if (frame.push == "Delivery") seen.push(...frame.messages.map(message => [message.id, message.value]));
+  if (seen.length == 3) report([socket.protocol, ...seen]);
+};
+socket.onerror = () => report("failed");
+"""
+
 ATTACKS = """
 const outcomes = {};
 async function attempt(name, call) {
@@ -43,9 +57,24 @@ async function attempt(name, call) {
   await attempt("simple", async () => (await fetch(messages, {method: "POST", mode: "no-cors", body})).type);
   await attempt("json", async () =>
     (await fetch(messages, {method: "POST", headers: {"content-type": "application/json"}, body})).status);
+  const attributes = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/page", "ce-type": "stolen"};
+  await attempt("event", async () => (await fetch(messages, {method: "POST", headers: attributes, body})).status);
+  await attempt("simple event", async () =>
+    (await fetch(messages, {method: "POST", mode: "no-cors", headers: attributes, body})).type);
+  const event = JSON.stringify({specversion: "1.0", id: "1", source: "/page", type: "stolen", data: 1});
+  await attempt("event beacon", async () =>
+    navigator.sendBeacon(messages, new Blob([event], {type: "application/cloudevents+json"})));
   await attempt("beacon", async () => navigator.sendBeacon(messages, new Blob([body], {type: "text/plain"})));
+  const form = {"hub.mode": "subscribe", "hub.topic": messages, "hub.callback": "http://example.org/stolen"};
+  await attempt("hub", async () =>
+    (await fetch(broker + "/v1/hub", {method: "POST", mode: "no-cors", body: new URLSearchParams(form)})).type);
   await attempt("delete", async () => (await fetch(broker + "/v1/topics/orders", {method: "DELETE"})).status);
   await attempt("read", async () => await (await fetch(broker + "/v1/topics")).text());
+  await attempt("socket", () => new Promise(resolve => {
+    const socket = new WebSocket(broker.replace("http", "ws") + "/v1/socket", ["headrace.json"]);
+    socket.onopen = () => resolve("open");
+    socket.onerror = () => resolve("refused by the broker");
+  }));
   await attempt("events", () => new Promise(resolve => {
     const source = new EventSource(messages + "?start=earliest");
     source.onmessage = event => resolve(event.data);
@@ -126,6 +155,17 @@ def test_a_page_that_is_listed_reads_and_publishes(site: Site) -> None:
         client.close()
 
 
+def test_a_page_that_is_listed_opens_a_websocket(site: Site) -> None:
+    with http_server(http_origins=[site.origin]) as server:
+        client = HttpClient(url_of(server))
+        client.publish("orders", 1, 2)
+        site.script(client.url, CONVERSES)
+        with browser(site.origin):
+            seen = site.reports.get(timeout=2 * WAIT_S)
+        assert seen == ["headrace.json", ["0:1", 1], ["0:2", 2], ["0:3", "from the page"]]
+        client.close()
+
+
 def test_a_page_that_is_not_listed_can_do_nothing(site: Site) -> None:
     with http_server() as server:
         client = HttpClient(url_of(server))
@@ -136,13 +176,20 @@ def test_a_page_that_is_not_listed_can_do_nothing(site: Site) -> None:
         assert outcomes == {
             "simple": "opaque",  # sent, and answered with 403
             "json": "refused by the browser",
+            "event": "refused by the browser",
+            "simple event": "opaque",  # sent without the attributes, and answered with 403
+            "event beacon": True,  # the browser asked first, and did not send it
             "beacon": True,  # sent, and answered with 403
+            "hub": "opaque",  # a form, which needs no preflight: sent, and answered with 403
             "delete": "refused by the browser",
             "read": "refused by the browser",
+            "socket": "refused by the broker",
             "events": "refused by the broker",
         }
         messages = client.get("/v1/topics/orders/partitions/0/messages").json["messages"]
         assert [one["value"] for one in messages] == ["secret"]
+        counted = client.get("/v1/metrics").body.decode()
+        assert "/v1/hub" not in counted, counted  # it reached no handler
         client.close()
 
 

@@ -2,15 +2,23 @@
 
 import gzip
 import json
+import logging
 import socket
+import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.http_client import JSON, NDJSON, WAIT_S, HttpClient, http_server, needs_http, url_of
 
 from headrace.runtime.process_info import memory_bytes
 from headrace.server import EmbeddedServer
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 pytestmark = needs_http
 
@@ -179,17 +187,26 @@ def test_bodies_that_are_too_large_are_refused_before_they_are_read(client: Http
     assert status(client.raw(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)) == 413
 
 
-def test_a_compressed_bomb_is_refused_with_bounded_memory(client: HttpClient) -> None:
-    bomb = gzip.compress(b" " * (200 << 20))
+def zstd_of_unknown_size(content: bytes) -> bytes:
+    """A frame whose head does not tell how much it expands to."""
+    packer = zstd.ZstdCompressor()
+    return packer.compress(content) + packer.flush()
+
+
+@pytest.mark.parametrize(
+    ("name", "compress"), [("gzip", gzip.compress), ("zstd", zstd.compress), ("zstd", zstd_of_unknown_size)]
+)
+def test_a_compressed_bomb_is_refused_with_bounded_memory(client: HttpClient, name: str, compress: Any) -> None:
+    bomb = compress(b" " * (200 << 20))
     assert len(bomb) < 1 << 20
     before = memory_bytes()
-    headers = {**JSON, "Content-Encoding": "gzip"}
+    headers = {**JSON, "Content-Encoding": name}
     assert client.ask("POST", ORDERS, bomb, headers).code == "body_too_large"
     assert memory_bytes() - before < 50 << 20
-    assert client.ask("POST", ORDERS, b"no gzip", headers).code == "invalid_encoding"
-    assert client.ask("POST", ORDERS, gzip.compress(b"{}")[:-3], headers).code == "invalid_encoding"
+    assert client.ask("POST", ORDERS, b"no such format", headers).code == "invalid_encoding"
+    assert client.ask("POST", ORDERS, compress(b"{}")[:-3], headers).code == "invalid_encoding"
     refused = client.ask("POST", ORDERS, b"{}", {**JSON, "Content-Encoding": "br"})
-    assert (refused.status, refused.headers["accept-encoding"]) == (415, "gzip")
+    assert (refused.status, refused.headers["accept-encoding"]) == (415, "gzip, zstd")
 
 
 # Heads.
@@ -294,6 +311,24 @@ def test_pipelined_requests_are_answered_in_order(client: HttpClient) -> None:
     received = client.raw(one * 5 + last)
     assert received.count(b"HTTP/1.1 200") == 5
     assert b"topic_not_found" in received[received.rindex(b"HTTP/1.1") :]
+
+
+UNFINISHED = b"POST /v1/topics/x/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+
+
+@pytest.mark.parametrize("last", [b"", b"GARBAGE\0\r\n\r\n", UNFINISHED])
+@pytest.mark.parametrize("path", [b"/v1/topics", b"/v1/topics/none", b"/metrics"])
+def test_a_client_that_pipelines_and_goes_leaves_no_error(
+    client: HttpClient, server: EmbeddedServer, path: bytes, last: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    for count in (2, 50, 500):
+        with socket.create_connection((client.host, client.port), timeout=WAIT_S) as end:
+            end.sendall(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path * count + last)
+    deadline = time.monotonic() + WAIT_S
+    while server._server._connections() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert client.get("/healthz").status == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 # Behind the body.

@@ -469,6 +469,7 @@ def told(process: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
+@pytest.mark.long
 def test_a_command_that_is_killed_is_simply_given_again(spark: Any, broker: SparkBroker, topic: str, url: str) -> None:
     fill(broker, topic, 150)
     before = rows(spark, broker, topic)

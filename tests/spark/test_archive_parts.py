@@ -24,6 +24,7 @@ from headrace.model.content.query import ContentQuery
 from headrace.model.errors import (
     CorruptBatch,
     CorruptFile,
+    Forbidden,
     InvalidArgument,
     OffsetOutOfRange,
     TopicNotFound,
@@ -143,6 +144,17 @@ def test_a_shelf_is_the_last_stretch_without_gaps() -> None:
     assert [one.file.start for one in partition_archive.between(30, 100)] == [30]
     assert partition_archive.between(40, 45) == ()
     assert partition_archive.bytes_before(30) == 1
+
+
+def test_a_manifest_that_may_not_be_read_is_not_taken_for_no_archive() -> None:
+    class Refusing(Log):
+        def topic(self, name: str) -> TopicState:
+            if name == MANIFEST_TOPIC:
+                raise Forbidden("ada may not describe the topic headrace.archive")
+            return super().topic(name)
+
+    with pytest.raises(Forbidden, match=r"consume:topic:headrace\.archive.*archive=false"):
+        ArchivedSource(Refusing(30, 50)).topic("orders")
 
 
 def test_the_manifest_is_read_on_and_topics_do_not_mix() -> None:
@@ -331,7 +343,7 @@ def test_what_is_damaged_is_told_or_left_out(tmp_path: Path) -> None:
             list(LogReadSettings(address, 10, may_have_gaps=False, skip_damaged=False).record_batches(wanted))
         found = list(LogReadSettings(address, 10, may_have_gaps=False, skip_damaged=True).record_batches(wanted))
         assert [at for rows in found for at in rows.column("offset").to_pylist()] == [*range(20), *range(40, 60)]
-        with pytest.raises(OffsetOutOfRange, match="not there"):
+        with pytest.raises(OffsetOutOfRange, match="had 61 when this was planned"):
             list(
                 LogReadSettings(address, 10, may_have_gaps=False, skip_damaged=False).record_batches(
                     Range("orders", 0, 40, 61)

@@ -238,6 +238,7 @@ def test_a_process_of_its_own(command: Callable[..., Command], shop: SparkBroker
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_process_whose_output_nobody_reads(command: Callable[..., Command], shop: SparkBroker) -> None:
     query = "select id, repeat('x', 100) as x from range(0, 40000, 1, 4)"
     reading = command(query, "--json", "--data", str(shop.data))
@@ -247,6 +248,7 @@ def test_a_process_whose_output_nobody_reads(command: Callable[..., Command], sh
     assert reading.end()[2] == ""
 
 
+@pytest.mark.long
 def test_a_process_that_follows(command: Callable[..., Command], shop: SparkBroker, topic: str) -> None:
     shop.bus.create_topic(topic)
     shop.bus.publish_many(topic, [b"a", b"b", b"b"])

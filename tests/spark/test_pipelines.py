@@ -16,6 +16,7 @@ from typing import Any
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
+from tests.cluster_processes import ClusterProcesses
 from tests.known import ENVIRONMENT
 from tests.pages import ROOT, USUAL_ADDRESS, blocks
 from tests.spark.conftest import SparkBroker
@@ -338,6 +339,16 @@ def test_files_are_beside_the_data_if_they_can_be(broker: SparkBroker, tmp_path:
     assert home_of(info, broker.address, {}) == broker.data / "pipelines"
     elsewhere = home_of(info, "headrace://192.0.2.1", {"XDG_STATE_HOME": str(tmp_path)})
     assert elsewhere == tmp_path / "headrace" / "pipelines" / info.broker_id
+
+
+def test_files_are_never_in_the_replica_of_a_node(tmp_path: Path) -> None:
+    """Not even if the only node is on this machine: what a node has of the shard is compared with the store."""
+    nodes = ClusterProcesses(tmp_path, f"directory://{tmp_path}/store", 1)
+    with nodes, headrace.connect(nodes.url) as bus:
+        info = bus.info()
+        assert Path(info.data).is_relative_to(tmp_path / "node-1" / "data" / "shards")
+        home = home_of(info, nodes.url, {"XDG_STATE_HOME": str(tmp_path / "state")})
+        assert home == tmp_path / "state" / "headrace" / "pipelines" / info.broker_id
 
 
 def test_a_pipeline_has_one_driver(tmp_path: Path) -> None:

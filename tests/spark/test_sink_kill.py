@@ -16,6 +16,8 @@ from tests.spark import sink_driver
 from tests.spark.conftest import SparkBroker
 from tests.spark.pythons import Pythons, forked_pythons
 from tests.spark.sink_driver import ROWS, TOPIC
+from tests.spark.spark_nodes import SparkNodes
+from tests.store_servers import PostgresServer, running
 
 LIVES = int(os.environ.get("HEADRACE_DRIVERS", "2"))
 STRIKES = 4
@@ -86,7 +88,12 @@ class Stage:
     """The broker, and the one who writes just now."""
 
     def __init__(
-        self, broker: SparkBroker, directory: Path, environment: dict[str, str], pythons: Pythons, dice: Random
+        self,
+        broker: SparkBroker | SparkNodes,
+        directory: Path,
+        environment: dict[str, str],
+        pythons: Pythons,
+        dice: Random,
     ) -> None:
         self._broker = broker
         self._directory = directory
@@ -155,13 +162,42 @@ def own_pythons(tmp_path: Path) -> Iterator[Pythons]:
 def test_every_row_is_written_once_whoever_is_killed(
     own_broker: SparkBroker, own_pythons: Pythons, quickly: dict[str, str], tmp_path: Path
 ) -> None:
+    write_and_strike(own_broker, own_pythons, quickly, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("store", ["directory", "PostgreSQL"])
+def test_every_row_is_written_once_whichever_node_is_killed(
+    own_pythons: Pythons, quickly: dict[str, str], tmp_path: Path, store: str
+) -> None:
+    place = tmp_path / "cluster"
+    place.mkdir()
+    with contextlib.ExitStack() as stack:
+        nodes = SparkNodes(place)
+        if store == "PostgreSQL":
+            server = stack.enter_context(running(PostgresServer))
+            nodes = SparkNodes(place, server.url, server.environment)
+        stack.enter_context(nodes)
+        stack.callback(nodes.close)
+        write_and_strike(nodes, own_pythons, quickly, tmp_path, drivers=LIVES + 1)
+
+
+def write_and_strike(
+    broker: SparkBroker | SparkNodes,
+    pythons: Pythons,
+    environment: dict[str, str],
+    directory: Path,
+    drivers: int = LIVES,
+) -> None:
+    """Several drivers write one after the other, and are killed, with what they need; each row must be there once."""
     seed = int(os.environ.get("HEADRACE_SEED", SystemRandom().getrandbits(32)))
     print(f"HEADRACE_SEED={seed}")  # pytest shows it when the test fails
-    own_broker.bus.create_topic(TOPIC, partitions=PARTITIONS)
-    stage = Stage(own_broker, tmp_path, quickly, own_pythons, Random(seed))
+    broker.bus.create_topic(TOPIC, partitions=PARTITIONS)
+    stage = Stage(broker, directory, environment, pythons, Random(seed))
     driver = following = stage.start()
     try:
-        for _ in range(LIVES - 1):
+        for _ in range(drivers - 1):
             driver, following = following, stage.start()  # beside this one: to start takes longer than all else
             driver.begin()
             stage.live(driver, 1)
@@ -179,6 +215,6 @@ def test_every_row_is_written_once_whoever_is_killed(
         for each in (driver, following):
             if each.process.poll() is None:
                 each.kill()
-    own_broker.restart()
+    broker.restart()
     print(f"{stage.check()} rows, struck: {stage.struck}")
     assert stage.struck["broker"] + stage.struck["worker"] > 0

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import headrace
+from headrace.client.connection.endpoints import Endpoints
 from headrace.model.errors import Forked
 
 CHILD_S = 60
@@ -211,7 +212,7 @@ def in_time(address: str) -> None:
 
     def late() -> None:
         line: Any = bus._broker
-        line._target = line._target._replace(port=1)
+        line._endpoints = Endpoints(line._endpoints.target._replace(port=1))
         try:
             bus.publish("in-time", b"child")
         except headrace.errors.ConnectionFailed:

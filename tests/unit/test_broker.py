@@ -47,7 +47,7 @@ from headrace.model.requests import (
     TransactionStage,
 )
 from headrace.storage.pool import Pool
-from headrace.testing import FaultyDisk
+from headrace.testing import FaultyDisk, MemoryDisk
 from headrace.testing.workbench import Workbench
 
 LARGE = [b"large"] * 20
@@ -108,7 +108,7 @@ def test_an_answer_is_worth_what_was_asked_for_and_what_the_topic_wants(data: st
     assert answer.durability == max(needed, Durability.WRITTEN)
 
 
-@pytest.mark.parametrize("durability", [-1, 3, 99])
+@pytest.mark.parametrize("durability", [-1, 4, 99])
 def test_a_durability_that_there_is_not(durability: int) -> None:
     with pytest.raises(InvalidArgument):
         Workbench().publish("orders", [b"a"], durability=durability)
@@ -493,3 +493,18 @@ def test_ticks_come_often_enough() -> None:
     assert bench.broker.tick(bench.now_us) - bench.now_us == 300_000
     bench.tick(1)
     assert bench.broker.tick(bench.now_us) - bench.now_us == 1_000_000
+
+
+def test_a_batch_that_is_repeated_in_the_same_turn_waits_for_the_sync_of_the_first() -> None:
+    bench = Workbench("data", disk=MemoryDisk())
+    bench.publish("orders", [b"before"])
+    bench.holding_syncs = True
+    body = bench.batch([b"a", b"b"], Producer(99, 0, 0)).data
+    first, second = (bench.begin(Publish("orders", 0, durability=Durability.SYNCED), body) for _ in range(2))
+    bench.run()
+    assert not first.resolved
+    assert not second.resolved, "it was acknowledged, and is not on the disk"
+    bench.release_syncs()
+    bench.run()
+    assert (first.outcome.base_offset, first.outcome.duplicate) == (1, False)
+    assert (second.outcome.base_offset, second.outcome.duplicate) == (1, True)

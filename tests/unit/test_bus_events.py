@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from tests.silent_sender import SilentSender
 
 import headrace
-from headrace.broker import bus_events, facts, route_facts, topics
+from headrace.broker import audit_facts, bus_events, definition_facts, facts, route_facts, topics, webhook_facts
 from headrace.broker.bus_events import bare_name
 from headrace.broker.facts import AnyFact
 from headrace.broker.leased_facts import LeasedFact
@@ -56,6 +57,7 @@ from headrace.model.service_requests import (
     ServiceRegister,
 )
 from headrace.model.subject_requests import SubjectSubscribe
+from headrace.model.webhook_requests import WebhookAlter, WebhookDefinition, WebhookDelete, WebhookPause, WebhookSet
 from headrace.testing.workbench import Workbench
 
 
@@ -125,6 +127,12 @@ QUEUE = then(asks(TopicCreate("jobs")), asks(SubscriptionCreate("jobs")))
 
 ROUTE = RouteSet(RouteDefinition("r", ["bills"], source="orders", key="a"))
 
+
+def webhook(bench: Workbench) -> None:
+    bench.broker.webhooks.attach(SilentSender())
+    bench.ask(WebhookSet(WebhookDefinition("w", "orders", "https://receiver.invalid/")))
+
+
 CHANGES: dict[str, Callable[[Workbench], None]] = {
     "topic.created": ORDERS,
     "topic.altered": then(ORDERS, asks(TopicAlter("orders", {"partitions": 2}))),
@@ -154,6 +162,13 @@ CHANGES: dict[str, Callable[[Workbench], None]] = {
     "policy.altered": asks(ServicePolicyAlter(True)),
     "dead_letter.added": bury,
     "dead_letter.redriven": then(bury, asks(Redrive("jobs"))),
+    "webhook.created": webhook,
+    "webhook.altered": then(webhook, asks(WebhookAlter("w", {"concurrency": 2}))),
+    "webhook.paused": then(webhook, asks(WebhookPause("w"))),
+    "webhook.resumed": then(webhook, asks(WebhookPause("w"), WebhookPause("w", False))),
+    "webhook.disabled": then(webhook, lambda bench: bench.broker.webhooks.disable("w", "410", bench.now_us)),
+    "webhook.opened": then(webhook, lambda bench: bench.broker.webhooks.note("w", "opened", {}, bench.now_us)),
+    "webhook.deleted": then(webhook, asks(WebhookDelete("w"))),
     "log_level.set": asks(LogLevelSet(LogLevelRule("topic", "orders", "debug"))),
     "log_level.reset": asks(LogLevelSet(LogLevelRule("topic", "orders", "debug")), LogLevelReset()),
 }
@@ -171,6 +186,9 @@ FACT_EVENTS: dict[type, set[str]] = {
     route_facts.RouteRemoved: {"route.deleted"},
     route_facts.RouteAdvanced: set(),  # progress
     route_facts.RouteTargetBound: set(),  # follows from a topic's event
+    webhook_facts.WebhookStored: {"webhook.created", "webhook.altered"},
+    webhook_facts.WebhookDeleted: {"webhook.deleted"},
+    webhook_facts.WebhookStateSet: {"webhook.paused", "webhook.resumed", "webhook.disabled"},
     facts.ServicePolicySet: {"policy.altered"},
     facts.LogLevelStored: {"log_level.set", "log_level.reset"},
     # About messages, progress or the broker itself, and not about structures:
@@ -185,6 +203,11 @@ FACT_EVENTS: dict[type, set[str]] = {
     facts.OffsetsReserved: set(),
     facts.IdempotencyKeyUsed: set(),
     facts.IdempotencyReceiptStored: set(),
+    # About security, which the audit trail tells of:
+    definition_facts.DefinitionsChanged: set(),
+    facts.TenantErased: set(),
+    definition_facts.TokensUsed: set(),
+    audit_facts.AuditCheckpointed: set(),
 }
 LEASED_FACT_EVENTS: dict[str, set[str]] = {
     "SubscriptionSet": {"subscription.created", "subscription.altered"},
@@ -220,6 +243,13 @@ REQUEST_EVENTS: dict[str, set[str]] = {
     "ScheduleRun": set(),  # publishes a message
     "RouteSet": {"route.created", "route.altered"},
     "RouteRemove": {"route.deleted"},
+    "WebhookSet": {"webhook.created", "webhook.altered"},
+    "WebhookAlter": {"webhook.altered"},
+    "WebhookPause": {"webhook.paused", "webhook.resumed"},
+    "WebhookDelete": {"webhook.deleted"},
+    "WebhookTest": set(),  # sends a ping
+    "WebSubSubscribe": {"webhook.created", "webhook.altered"},  # once the callback has confirmed it
+    "WebSubUnsubscribe": {"webhook.deleted"},
     "ServiceRegister": {"service.registered", "service.altered"},
     "ServiceDeregister": {"service.deregistered"},
     "ServeOpen": set(),  # lasts as long as the connection, and is counted by SwitchboardDescribe
@@ -227,6 +257,25 @@ REQUEST_EVENTS: dict[str, set[str]] = {
     "ErrorReport": set(),  # goes to the topic of errors
     "LogLevelSet": {"log_level.set"},
     "LogLevelReset": {"log_level.reset"},
+    # Security definitions are told of in the audit trail, which fewer may read than events.
+    "SecurityDescribe": set(),
+    "SecurityAlter": set(),
+    "RoleSet": set(),
+    "RoleRemove": set(),
+    "BindingAdd": set(),
+    "BindingRemove": set(),
+    "TokenCreate": set(),
+    "TokenList": set(),
+    "TokenRevoke": set(),
+    "TenantCreate": set(),
+    "TenantList": set(),
+    "TenantAlter": set(),
+    "TenantDelete": set(),
+    "AccessExplain": set(),
+    # The cluster is told of in the log of its nodes: whoever takes over cannot know what the last owner has told.
+    "ClusterMove": set(),
+    "ClusterDrain": set(),
+    "ClusterUpgrade": set(),
 }
 STRUCTURAL = {Verb.CREATE, Verb.ALTER, Verb.DELETE, Verb.SCHEDULE, Verb.ROUTE, Verb.SERVE, Verb.ADMINISTER}
 

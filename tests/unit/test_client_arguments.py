@@ -344,7 +344,8 @@ def test_addresses_that_cannot_be_reached(address: str) -> None:
         "headrace://:secret@127.0.0.1",
         "headrace+unix:///run/headrace.sock?x=1",
         "headrace+unix:///run/headrace.sock#x",
-        "http://127.0.0.1",
+        "http://:secret@127.0.0.1",
+        "http://127.0.0.1:7391/#x",
     ],
 )
 def test_addresses_of_which_a_part_would_be_ignored(address: str) -> None:

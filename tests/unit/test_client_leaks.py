@@ -230,3 +230,23 @@ def test_an_asyncio_bus_is_gone(url: str, closed: bool) -> None:
             await asyncio.sleep(0.005)
 
     asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_group_of_methods_keeps_its_bus(url: str) -> None:
+    """What is called on a bus that nobody else holds is carried out."""
+    names = ("tenants", "auth", "webhooks", "routes", "services", "logging", "events", "audit", "subjects", "cluster")
+    groups = {name: getattr(headrace.connect(url), name) for name in names}
+    for thread in threading.enumerate():
+        if thread.name == "headrace-finalizer":
+            thread.join()
+    assert groups["tenants"].create("acme").tenant == "acme"
+    assert not groups["auth"].describe().enabled
+    assert not groups["audit"].describe().enabled
+    for name in ("webhooks", "routes", "services", "logging"):
+        assert groups[name].list() == []
+    groups["events"].record()
+    groups["subjects"].publish("s", b"value")
+    with pytest.raises(headrace.errors.UnsupportedOperation, match="not part of a cluster"):
+        groups["cluster"].describe()
+    for group in groups.values():
+        group._bus.close()

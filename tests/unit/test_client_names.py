@@ -19,11 +19,11 @@ from headrace.model.representation import short
 from headrace.server import EmbeddedServer
 
 BUS = """
-alter_subscription alter_topic clock close commit create_subscription create_topic cron_add cron_next cron_pause
-cron_remove cron_run crons delete_group delete_subscription delete_topic describe_group describe_subscription
-describe_topic events fetch groups history info job_result lease logging name offsets producer publish publish_many
-queue request reset_subscription routes schedule scheduled seek_group services subjects subscribe subscriptions tenant
-topics transaction trim_topic
+alter_subscription alter_topic audit auth clock close cluster commit create_subscription create_topic cron_add cron_next
+cron_pause cron_remove cron_run crons delete_group delete_subscription delete_topic describe_group
+describe_subscription describe_topic events fetch groups history info job_result lease logging name offsets producer
+publish publish_many queue request reset_subscription routes schedule scheduled seek_group services subjects subscribe
+subscriptions tenant tenants topics transaction trim_topic webhooks
 """
 PUBLIC = {
     "App": "close deliver every on run serves stop task",
@@ -94,7 +94,7 @@ def test_only_what_is_meant_for_users_is_public(address: str, tmp_path: Path) ->
 
 
 INHERITS = {
-    "Bus": "BusObservation BusParts ABC",
+    "Bus": "BusAdministration BusObservation BusParts ABC",
     "Queue": "QueueInspection",
     "Sent": "PendingResult",
     "SentMany": "PendingResult",

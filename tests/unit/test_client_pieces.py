@@ -72,6 +72,9 @@ def test_both_faces_have_the_same_words() -> None:
         ("headrace://example.org", "headrace://example.org:7390"),
         ("headrace://example.org:1/", "headrace://example.org:1"),
         ("headrace://[::1]:7391", "headrace://[::1]:7391"),
+        ("http://example.org", "http://example.org:7391"),
+        ("http://[::1]:80/", "http://[::1]:80"),
+        ("http://example.org:80/a/b~c%20d/?tenant=acme", "http://example.org:80/a/b~c%20d?tenant=acme"),
         ("headrace+unix:///run/h.sock", "headrace+unix:///run/h.sock"),
     ],
 )
@@ -85,16 +88,25 @@ def test_addresses(text: str, shown: str) -> None:
         "",
         "localhost",
         "localhost:7390",
-        "http://x",
+        "ftp://x",
         "headrace://",
         "headrace://x:port",
         "headrace://x/y",
+        "http://",
+        "http://x/a b",
+        "http://x/a//b",
         "headrace+unix://x",
     ],
 )
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(InvalidArgument, match="headrace://127"):
         parse_address(text)
+
+
+def test_an_address_has_no_password_and_the_error_does_not_show_it() -> None:
+    with pytest.raises(InvalidArgument, match="HEADRACE_TOKEN") as told:
+        parse_address("http://user:password@x")
+    assert "password@" not in str(told.value)
 
 
 @given(st.datetimes(min_value=datetime(1700, 1, 1), max_value=datetime(2500, 1, 1)), st.integers(-14, 14))

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.http_client import http_server, needs_http, url_of
 
 import headrace
 from headrace import errors
 from headrace.client.connection.addresses import default_address, parse_address, unreachable
-from headrace.gateways.addresses import unix_url
+from headrace.gateways.addresses import parse_listen_address, unix_url
 from headrace.server import EmbeddedServer
 
 
@@ -23,6 +24,31 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("HEADRACE_URL", f"headrace+unix://{path}")
     yield f"headrace+unix://{path}"
     server.close()
+
+
+@pytest.mark.parametrize(
+    ("parse", "address"),
+    [
+        (parse_address, "http://ann:hidden@localhost"),
+        (parse_address, "http://ann:hid/hidden@localhost"),
+        (parse_address, "headrace://ann:hidden@localhost:1#x"),
+        (parse_address, "headrace://ann:hidden@localhost?no=1"),
+        (parse_address, "headrace://hidden@[::1"),
+        (parse_address, "ftp://ann:hidden@localhost"),
+        (parse_listen_address, "headrace://ann:hidden@localhost"),
+        (parse_listen_address, "http://ann:hidden/@localhost"),
+    ],
+)
+def test_a_password_in_an_address_is_not_shown(parse: Any, address: str) -> None:
+    with pytest.raises(errors.InvalidArgument) as refused:
+        parse(address)
+    assert "hidden" not in str(refused.value)
+
+
+@needs_http
+def test_a_broker_that_answers_http_is_told() -> None:
+    with http_server() as served, pytest.raises(errors.HeadraceError, match="write http:// instead of headrace://"):
+        headrace.connect(url_of(served).replace("http://", "headrace://"), timeout=5)
 
 
 def test_connect_asks_the_environment(url: str) -> None:

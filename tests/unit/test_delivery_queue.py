@@ -22,9 +22,16 @@ class Connection:
     """One with so many deliveries to make, each of which takes so long."""
 
     def __init__(
-        self, number: int, served: list[int], clock: Clock, seconds: float = 0.0005, deliveries: int = 1
+        self,
+        number: int,
+        served: list[int],
+        clock: Clock,
+        seconds: float = 0.0005,
+        deliveries: int = 1,
+        tenant: str = "default",
     ) -> None:
         self.number = number
+        self.tenant = tenant
         self.queue: DeliveryQueue | None = None
         self._served = served
         self._clock = clock
@@ -85,6 +92,16 @@ def test_few_are_served_in_one_turn() -> None:
 def test_who_has_more_comes_after_the_others() -> None:
     served, _, _ = run(lambda served, clock: [Connection(n, served, clock, 0.0009, 3) for n in range(4)], 12)
     assert served == [0, 1, 2, 3] * 3
+
+
+def test_tenants_are_served_in_turns() -> None:
+    def make(served: list[int], clock: Clock) -> list[Connection]:
+        many = [Connection(number, served, clock, deliveries=2, tenant="flood") for number in range(6)]
+        return [*many, Connection(99, served, clock, deliveries=3, tenant="victim")]
+
+    served, _, _ = run(make, 15)
+    assert [place for place, number in enumerate(served) if number == 99] == [1, 3, 5]
+    assert sorted(served) == sorted([*range(6)] * 2 + [99] * 3)
 
 
 def test_one_that_fails_is_told_of_and_holds_up_nobody() -> None:

@@ -103,6 +103,9 @@ def test_every_public_method_of_the_disk_is_known_here() -> None:
     assert methods - vars(FaultyDisk).keys() == {
         "zero",  # which writes by `write`
         "close_some",  # its host's
+        "on_failure",  # its node's
+        "kept_order_since",  # which compares boots
+        "report_damage",  # a replicated disk's
         "descriptors_max",
     }
 

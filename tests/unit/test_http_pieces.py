@@ -26,7 +26,16 @@ from headrace.model.envelope import (
     envelope_key,
     parse_time_text,
 )
-from headrace.model.errors import Busy, GatewayUnavailable, HeadraceError, InvalidArgument, TopicNotFound
+from headrace.model.errors import (
+    Busy,
+    Fenced,
+    GatewayUnavailable,
+    HeadraceError,
+    InvalidArgument,
+    NotServing,
+    TopicNotFound,
+)
+from headrace.model.metric_requests import MetricFamily, MetricSample, gauge
 from headrace.server import ServerSettings, server_settings
 from headrace.server.gateway_list import listen_addresses, load_gateways
 
@@ -68,6 +77,11 @@ def test_a_problem_says_what_the_error_says() -> None:
     busy = module.problem_of(Busy())
     assert (busy.status, busy.retryable) == (429, True)
     assert module.problem_headers(busy) == [(b"retry-after", b"1")]
+    doubtful = module.problem_of(Fenced())
+    assert (doubtful.status, doubtful.retryable) == (503, False)
+    assert module.problem_headers(doubtful) == [], "nobody repeats by himself what may have happened"
+    assert b'"code":"fenced"' in module.raw_problem(module.begun_error(NotServing("it hands over")))
+    assert isinstance(module.begun_error(Busy()), Busy)
     odd = module.problem_of(InvalidArgument("x", cause=object()))
     assert json.loads(module.encode_problem(odd))["details"]["cause"]
 
@@ -136,17 +150,61 @@ def test_paths_are_found_with_quoted_parameters() -> None:
 # Compression.
 
 
-def test_unpacking_stops_at_the_limit() -> None:
-    module = importlib.import_module("headrace.gateways.http.content_encoding")
-    packed = gzip.compress(b"a" * 1000)
-    assert asyncio.run(module.unpack(packed, b"gzip", 1000)) == b"a" * 1000
-    for wrong in (packed + b"x", packed[:-1], b""):
-        with pytest.raises(problems().HttpError):
-            asyncio.run(module.unpack(wrong, b"gzip", 1000))
+def content_encoding() -> Any:
+    return importlib.import_module("headrace.gateways.http.content_encoding")
+
+
+@pytest.mark.parametrize("name", [b"gzip", b"x-gzip", b"ZSTD"])
+def test_unpacking_stops_at_the_limit(name: bytes) -> None:
+    module = content_encoding()
+    packed = module.zstd.compress(b"a" * 1000) if name == b"ZSTD" else gzip.compress(b"a" * 1000)
+    assert asyncio.run(module.unpack(packed, name, 1000)) == b"a" * 1000
+    for wrong in (packed + b"x", packed + packed, packed[:-1], b"", b"no such format"):
+        with pytest.raises(problems().HttpError) as refused:
+            asyncio.run(module.unpack(wrong, name, 4000))
+        assert refused.value.code == "invalid_encoding"
     with pytest.raises(problems().HttpError) as refused:
-        asyncio.run(module.unpack(packed, b"gzip", 999))
+        asyncio.run(module.unpack(packed, name, 999))
     assert refused.value.status == 413
-    assert gzip.decompress(asyncio.run(module.pack(b"b" * 1_000_000))) == b"b" * 1_000_000
+
+
+def test_what_is_packed_can_be_unpacked() -> None:
+    module = content_encoding()
+    plain = bytes(range(256)) * 5000
+    assert gzip.decompress(asyncio.run(module.pack(plain, b"gzip"))) == plain
+    assert module.zstd.decompress(asyncio.run(module.pack(plain, b"zstd"))) == plain
+    for name in (b"gzip", b"zstd"):
+        assert asyncio.run(module.unpack(asyncio.run(module.pack(plain, name)), name, len(plain))) == plain
+
+
+def test_a_frame_with_too_large_a_window_is_refused() -> None:
+    module = content_encoding()
+    compressor = module.zstd.ZstdCompressor(options={module.zstd.CompressionParameter.window_log: 24})
+    packed = compressor.compress(b"a" * 1000) + compressor.flush()
+    with pytest.raises(problems().HttpError) as refused:
+        asyncio.run(module.unpack(packed, b"zstd", 1 << 20))
+    assert refused.value.code == "invalid_encoding"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "chosen"),
+    [
+        (b"", b""),
+        (b"br", b""),
+        (b"gzip", b"gzip"),
+        (b"GZIP, deflate, br, zstd", b"zstd"),
+        (b"gzip, zstd;q=0.9", b"gzip"),
+        (b"zstd;q=0, gzip;q=0.001", b"gzip"),
+        (b"zstd; q=0.0, gzip ; Q=0", b""),
+        (b"*", b"zstd"),
+        (b"*;q=0, gzip", b"gzip"),
+        (b"identity;q=1, zstd;q=0.5", b""),
+        (b"zstd;q=nonsense", b"zstd"),
+        (b",,;q=1, gzip", b"gzip"),
+    ],
+)
+def test_the_encoding_with_the_best_quality_is_chosen(accepted: bytes, chosen: bytes) -> None:
+    assert content_encoding().chosen_encoding(accepted, 5000) == chosen
 
 
 # Metrics.
@@ -154,16 +212,9 @@ def test_unpacking_stops_at_the_limit() -> None:
 
 def test_metrics_keep_every_digit_and_escape_names() -> None:
     metrics = importlib.import_module("headrace.gateways.http.metrics")
-    text = metrics.MetricsText()
-    text.add("lag", "gauge", "Lag.", [("", {"group": 'a"b\\c\nd'}, 1_234_567_890_123)])
-    text.gauge("late_seconds", "Late.", 0.25, "seconds")
-    lines = text.encoded().decode().splitlines()
-    assert 'headrace_lag{group="a\\"b\\\\c\\nd"} 1234567890123' in lines
-    assert "headrace_late_seconds 0.25" in lines
-    assert lines[-1] == "# EOF"
-    many = [(f"g{at:03}", at) for at in range(300)]
-    named = list(metrics._named(many))
-    assert len({name for name, _ in named}) == 201
+    lag = MetricFamily("lag", "gauge", "Lag.", [MetricSample(1_234_567_890_123, {"group": 'a"b\\c\nd'})])
+    assert 'headrace_lag{group="a\\"b\\\\c\\nd"} 1234567890123' in metrics.family_text(lag).splitlines()
+    assert "headrace_late_seconds 0.25" in metrics.family_text(gauge("late_seconds", "Late.", 0.25, "seconds"))
 
 
 # The envelope.
@@ -260,3 +311,9 @@ def test_nothing_of_the_extra_is_imported_unless_an_address_names_it() -> None:
         [sys.executable, "-c", script], capture_output=True, check=True, cwd=Path(__file__).parents[2]
     )
     assert done.stdout.strip() == b"[]", done
+
+
+def test_a_header_with_a_very_long_name_is_not_sent() -> None:
+    pieces = importlib.import_module("headrace.gateways.http.message_headers")
+    headers = {"n" + "x" * 70_000: b"v", "ce-" + "x" * 300: b"v", "kept": b"v"}
+    assert pieces.response_headers(headers)[1] == ((b"headrace-header-kept", b"v"),)

@@ -11,7 +11,7 @@ from benchmarks import harness, scaling, scaling_pauses
 from benchmarks.loop_pauses import Event, Heartbeat, MeteredBroker, MeteredLoop, Watch
 
 from headrace.bench.measure import WrongResult
-from headrace.client._sync.bus import connect
+from headrace.client._sync.connecting import connect
 
 UNITS = {
     "topics_tick_ms": "ms",

@@ -225,6 +225,15 @@ def test_nobody_deregisters_anothers_instance(bench: Workbench) -> None:
     assert is_there(bench)
 
 
+def test_any_session_of_the_same_identity_deregisters_if_it_says_so(bench: Workbench) -> None:
+    register(bench, session=remote(bench, identity="ann"))
+    with pytest.raises(InvalidArgument, match="registered by ann"):
+        bench.ask(ServiceDeregister("billing", "i1", any_session=True), session=remote(bench, identity="bob"))
+    assert is_there(bench)
+    bench.ask(ServiceDeregister("billing", "i1", any_session=True), session=remote(bench, identity="ann"))
+    assert not is_there(bench)
+
+
 def test_an_instance_belongs_to_an_identity(bench: Workbench) -> None:
     register(bench, session=remote(bench, identity="ann"))
     with pytest.raises(InvalidArgument, match="registered by ann"):

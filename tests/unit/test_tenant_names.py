@@ -30,6 +30,9 @@ NOT_NAMES = {
     ("Groups", "groups"),
     ("BrokerInfo", "topics"),  # numbers
     ("BrokerInfo", "groups"),
+    ("RoleSet", "name"),  # roles are the broker's
+    ("RoleRemove", "name"),
+    ("AccessExplain", "name"),  # beside the tenant, which is a field of its own
     ("LogLevelReset", "pattern"),  # kept with the tenant that set it
 }
 

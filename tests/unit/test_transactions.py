@@ -257,7 +257,7 @@ def test_sequences_that_cannot_be(sequence: int) -> None:
 
 
 def test_only_so_many_are_open_at_once() -> None:
-    with patch.object(transactions, "_OPEN_MAX", 2):
+    with patch.object(transactions, "TRANSACTIONS_MAX", 2):
         bench = Workbench()
         first, _ = begin(bench, "a"), begin(bench, "b")
         with pytest.raises(LimitExceeded):

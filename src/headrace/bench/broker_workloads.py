@@ -17,8 +17,10 @@ from headrace.bench.measure import Benchmark, Unavailable, WrongResult, check, d
 from headrace.bench.payload import Payload
 from headrace.bench.receiver import Arrived, Receive
 from headrace.bench.servers import HOST, ServerNode, answers, free_port
-from headrace.client._async.bus import AsyncBus, connect_async
-from headrace.client._sync.bus import Bus, connect
+from headrace.client._async.bus import AsyncBus
+from headrace.client._async.connecting import connect_async
+from headrace.client._sync.bus import Bus
+from headrace.client._sync.connecting import connect
 from headrace.model.durability import Durability
 
 _SINGLES_MAX = 60_000
@@ -85,14 +87,22 @@ class HeadraceNode(ServerNode):
         self.durability = Durability.SYNCED if synced else Durability.WRITTEN
         data = os.path.join(place, "data")
         command = [sys.executable, "-P", "-m", "headrace", "serve", "--data", data, "--port", str(self.port)]
-        command += ["--host", HOST, "--log-level", "warning"]
-        # Measures the same installation that runs the benchmark, whatever the current directory.
-        paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-        source = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}  # an empty one is the current directory
+        command += ["--host", HOST, "--log-level", "warning", *self._options(place)]
         try:
-            self._launch(command, place, self._answers, source)
+            self._launch(command, place, self._answers, self._environment(place))
         except Unavailable as error:
             raise WrongResult(f"headrace serve does not start: {error}") from error
+
+    def _environment(self, place: str) -> dict[str, str]:
+        """Variables of the process: it is the installation that runs the benchmark, whatever the current directory."""
+        del place
+        paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}  # an empty one is the current directory
+
+    def _options(self, place: str) -> list[str]:
+        """Further options of the command."""
+        del place
+        return []
 
     def _answers(self) -> bool:
         if not answers(self.port, b"", b""):
@@ -118,8 +128,8 @@ class Headrace(Contestant):
     }
     node: HeadraceNode
 
-    def __init__(self) -> None:
-        super().__init__(HeadraceNode())
+    def __init__(self, node: HeadraceNode | None = None) -> None:
+        super().__init__(node or HeadraceNode())
 
     def _connect(self) -> Bus:
         return connect(self.node.address)

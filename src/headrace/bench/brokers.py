@@ -189,7 +189,7 @@ def consuming(contestant: Contestant, payload: Payload) -> Subject:
 
     def topic_of(count: int) -> str:
         for topic, there in list(filled.items()):
-            if there >= count and contestant.keeps_consumed:
+            if there == count and contestant.keeps_consumed:  # of a longer one, the last read would take too many
                 return topic
             contestant.delete(topic)
             del filled[topic]

@@ -10,7 +10,7 @@ from headrace.bench.measure import Benchmark, Figure, Sample, Subject, check, du
 from headrace.bench.payload import Payload
 from headrace.bench.queues import BATCH, FAR_S, Dated, scattered
 from headrace.bench.servers import answers
-from headrace.client._sync.bus import connect
+from headrace.client._sync.connecting import connect
 from headrace.client.leasing.jobs import Job
 
 MILLION = 1_000_000

@@ -14,9 +14,11 @@ from headrace.bench.measure import Benchmark, check, rate
 from headrace.bench.payload import Payload
 from headrace.bench.queues import BATCH, CONSUMERS, Dated, Take, Timeline, Worked, WorkQueue
 from headrace.bench.receiver import Arrived, Receive
-from headrace.client._async.bus import AsyncBus, connect_async
+from headrace.client._async.bus import AsyncBus
+from headrace.client._async.connecting import connect_async
 from headrace.client._async.leasing.jobs import AsyncJobs
-from headrace.client._sync.bus import Bus, connect
+from headrace.client._sync.bus import Bus
+from headrace.client._sync.connecting import connect
 
 SINGLES_MAX = 60_000
 """No more than there are different values, so that one that is handed over twice is noticed."""

@@ -107,8 +107,8 @@ def each_us() -> Figure:
 
 
 def percentile(percent: float, unit: str) -> Figure:
-    """The latency, in µs or ms, that this percentage of the operations did not exceed."""
-    scale = {"µs": 1e6, "ms": 1e3}[unit]
+    """The latency, in µs, ms or s, that this percentage of the operations did not exceed."""
+    scale = {"µs": 1e6, "ms": 1e3, "s": 1.0}[unit]
 
     def of(_: int, taken: Sample) -> float:
         ordered = sorted(taken.latencies_s)

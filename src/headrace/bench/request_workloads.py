@@ -17,7 +17,7 @@ from headrace.bench.measure import Sample, Subject, WrongResult, check
 from headrace.bench.payload import Payload
 from headrace.bench.servers import ServerNode
 from headrace.client._async.app.app import AsyncApp
-from headrace.client._async.bus import connect_async
+from headrace.client._async.connecting import connect_async
 
 _PATIENCE_S = 30.0
 

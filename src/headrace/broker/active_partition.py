@@ -22,7 +22,7 @@ logger = logging.getLogger("headrace.broker")
 _SMALL_BYTES = 4 << 10
 _SMALL_COUNT = 16
 _GATHERED_BYTES = 100 << 10
-_SYNCED = Durability.SYNCED  # every look at a member of an enumeration is a call
+_SYNCED, _REPLICATED = Durability.SYNCED, Durability.REPLICATED  # every look at a member of an enumeration is a call
 _NEVER = 1 << 64
 Answer = PendingAnswer[Published]
 
@@ -53,6 +53,8 @@ class ActivePartition:
         self.delivered: Partition = partition
         """The partition as consumers see it: after the middleware that changes deliveries, if there is any."""
         self.settings = settings
+        self._durability = min(settings.durability, partition.durability_max)
+        """What every acknowledgement means at least: a topic of a cluster that was exported is synced from then on."""
         self._ports = ports
         self.gate: VersionGate | None = None
         """In a topic with key_versions: holds publishes back until their versions can be checked."""
@@ -85,7 +87,7 @@ class ActivePartition:
     @property
     def end_offset(self) -> int:
         """Behind the last message that may be read: of a synced topic only what a power loss cannot take back."""
-        if self.settings.durability is not _SYNCED:
+        if self.settings.durability < _SYNCED:
             if self._hidden_from is None:
                 return self.partition.next_offset
             return self._hidden_from if self._syncing.held else max(self._hidden_from, self.partition.synced_offset)
@@ -101,6 +103,7 @@ class ActivePartition:
         """Apply other settings."""
         self._alter_versions(settings)
         shown, self.settings = self.end_offset, settings
+        self._durability = min(settings.durability, self.partition.durability_max)
         self._reserve_at = self._next_reserve()
         self._reserve(shown)
         self.partition.alter(log_settings(settings), now_us)
@@ -129,9 +132,9 @@ class ActivePartition:
         """Raise if a request cannot be carried out; returns the durability that it needs."""
         if self.gone is not None:
             raise type(self.gone)(str(self.gone))
-        if not 0 <= request.durability <= _SYNCED:
-            raise InvalidArgument(f"durability is 0 to {_SYNCED:d}, not {request.durability}")
-        needed = max(request.durability, self.settings.durability)
+        if not 0 <= request.durability <= _REPLICATED:
+            raise InvalidArgument(f"durability is 0 to {_REPLICATED:d}, not {request.durability}")
+        needed = max(request.durability, self._durability)
         self.partition.check_durability(needed)
         return needed
 
@@ -140,9 +143,9 @@ class ActivePartition:
         if self.gone is not None:
             raise type(self.gone)(str(self.gone))
         settings = self.settings
-        if not 0 <= request.durability <= _SYNCED:
-            raise InvalidArgument(f"durability is 0 to {_SYNCED:d}, not {request.durability}")
-        needed = max(request.durability, settings.durability)
+        if not 0 <= request.durability <= _REPLICATED:
+            raise InvalidArgument(f"durability is 0 to {_REPLICATED:d}, not {request.durability}")
+        needed = max(request.durability, self._durability)
         self.partition.check_durability(needed)
         if batch.raw_bytes > settings.message_bytes_max:
             check_messages(batch.columns(), settings.message_bytes_max, request.topic)
@@ -197,7 +200,7 @@ class ActivePartition:
             else:
                 fresh.append((pending_answer, outcome))
         if fresh:
-            if self.settings.durability is not _SYNCED:
+            if self.settings.durability < _SYNCED:
                 self.wake()
             self._syncing.wait(fresh[-1][1].next_offset, partial(self._answer_synced, fresh))
 
@@ -207,7 +210,7 @@ class ActivePartition:
         reached = self.partition.reached(next_offset)
         if self._syncing.held:
             reached = min(reached, Durability.WRITTEN)
-        if reached >= self.settings.durability:
+        if reached >= self._durability:
             self.wake()
         if reached >= needed and (self._hidden_from is None or self._is_reserved(next_offset, reached)):
             published = Published(base_offset, reached, append_time, duplicate, self.topic_id)
@@ -226,8 +229,9 @@ class ActivePartition:
 
     def _answer_synced(self, fresh: list[tuple[Answer, Appended]], error: HeadraceError | None) -> None:
         self.wake()  # first: readers get messages before publishers their receipts
+        reached = self.partition.durability_max
         for pending_answer, (base_offset, _, append_time, duplicate) in fresh:
-            pending_answer.resolve(error or Published(base_offset, _SYNCED, append_time, duplicate, self.topic_id))
+            pending_answer.resolve(error or Published(base_offset, reached, append_time, duplicate, self.topic_id))
 
     def committed(self, batch: Batch, mark: int, now_us: int) -> Appended:
         """Append a batch of a committed transaction."""
@@ -237,7 +241,7 @@ class ActivePartition:
         appended = self.partition.append_committed(batch, mark, now_us)
         if appended.next_offset > self._reserve_at:
             self._reserve(appended.base_offset)
-        if self.settings.durability is not _SYNCED:
+        if self.settings.durability < _SYNCED:
             self.wake()
         return appended
 
@@ -252,7 +256,7 @@ class ActivePartition:
         appended = self.partition.append_forwarded(batch, now_us)
         if appended.next_offset > self._reserve_at:
             self._reserve(appended.base_offset)
-        if self.settings.durability is not _SYNCED:
+        if self.settings.durability < _SYNCED:
             self.wake()
 
     def when_synced(self, tell: Callable[[HeadraceError | None], None]) -> None:
@@ -326,7 +330,7 @@ class ActivePartition:
 
     def _next_reserve(self) -> int:
         """Beyond which offset more must be reserved: never, if messages are safe before they are seen."""
-        if self._reservation is None or self.settings.durability is _SYNCED:
+        if self._reservation is None or self.settings.durability >= _SYNCED:
             return _NEVER
         return self._reservation.ask_at
 

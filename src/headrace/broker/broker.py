@@ -4,28 +4,38 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, TypeAlias, TypeVar
 
+from headrace.broker.access_control import AccessControl
+from headrace.broker.access_filters import FILTERS, filtered
+from headrace.broker.cluster_handlers import ClusterPort, cluster_handlers
+from headrace.broker.commit_gate import CommitGate
 from headrace.broker.dead_letters import DeadLetters
+from headrace.broker.definitions_mirror import SharedDefinitionsStore, opened_definitions
 from headrace.broker.group_coordinator import GroupCoordinator, find_offsets
 from headrace.broker.idempotency import IdempotentPublisher
 from headrace.broker.job_finisher import JobFinisher
 from headrace.broker.key_history import KeyHistory
+from headrace.broker.leased_handlers import job_handlers, leased_handlers
 from headrace.broker.leasing import LeaseDispatcher
 from headrace.broker.ledger import Ledger
 from headrace.broker.maintenance import Maintenance
 from headrace.broker.message_editor import MessageEditor
 from headrace.broker.message_queries import MessageQueries
+from headrace.broker.metric_collectors import BrokerCollector, MeasuredParts
+from headrace.broker.metrics import MetricsRegistry, RequestHandler
 from headrace.broker.middleware_runner import MiddlewareRunner
 from headrace.broker.observability import Observability, ObservedParts
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.ports import Ports, Session
 from headrace.broker.publish_pipeline import PublishPipeline
+from headrace.broker.publisher import Publisher, own_transaction
+from headrace.broker.rate_limits import EndedMeter
 from headrace.broker.request_dispatcher import RequestDispatcher
 from headrace.broker.result_topics import ResultTopics
 from headrace.broker.route_ingress import RouteIngress
 from headrace.broker.routes import RouteRegistry
 from headrace.broker.schedules import ScheduleRunner
+from headrace.broker.security_admin import SecurityAdmin
 from headrace.broker.settings import BrokerSettings
-from headrace.broker.slices import Steps, in_slices
 from headrace.broker.standing_leases import StandingLeases
 from headrace.broker.streams import Readers, Stream, WaitingFetch
 from headrace.broker.subject_handlers import subject_handlers
@@ -33,48 +43,34 @@ from headrace.broker.subscription_admin import SubscriptionAdmin
 from headrace.broker.subscription_policies import SubscriptionPolicies
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.switchboard import Switchboard
-from headrace.broker.tenant_names import check_plain, count_names
+from headrace.broker.tenant_accounts import TenantAccounts
+from headrace.broker.tenant_eraser import ErasedParts, TenantEraser
+from headrace.broker.tenant_meters import TenantMeters
+from headrace.broker.tenant_metrics import TenantCollector
+from headrace.broker.tenant_names import count_names
+from headrace.broker.tenants import TenantRegistry
+from headrace.broker.topic_admin import TopicAdmin
 from headrace.broker.topic_middleware import load_nothing
 from headrace.broker.topic_trimmer import TopicTrimmer
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
 from headrace.broker.turns import Turns
-from headrace.broker.version_gate import check_countable
-from headrace.engines.api import FORWARDER_MIN, PRODUCER_MIN, Store, as_headrace_error
-from headrace.model.batch import Batch, received
-from headrace.model.errors import DiskFull, Draining, HeadraceError, InvalidArgument, UnsupportedOperation
-from headrace.model.idempotency import PublishedOnce, PublishOnce
+from headrace.broker.webhooks import WebhookRegistry
+from headrace.broker.websub_subscriptions import WebSubSubscriptions
+from headrace.engines.api import Store, as_headrace_error
+from headrace.model.errors import Draining, Forbidden, HeadraceError, InvalidArgument, UnsupportedOperation
+from headrace.model.idempotency import PublishOnce
 from headrace.model.identity import ANONYMOUS, Identity
-from headrace.model.job_requests import JobFinish, ResultsOpen
 from headrace.model.key_versions import History
-from headrace.model.leasing import (
-    Ack,
-    Edit,
-    EditMatching,
-    Extend,
-    Find,
-    Forecast,
-    Lease,
-    LeaseStop,
-    Redrive,
-    Reject,
-    Release,
-    Settlement,
-    SubscriptionAlter,
-    SubscriptionCreate,
-    SubscriptionDelete,
-    SubscriptionDescribe,
-    SubscriptionList,
-    SubscriptionReset,
-)
+from headrace.model.limits import ROUTES_MAX, SCHEDULES_MAX, TRANSACTIONS_MAX, WEBHOOKS_MAX
+from headrace.model.metric_requests import MetricsCollect
 from headrace.model.middleware import LoadMiddleware
-from headrace.model.partition_count import PartitionCount, PartitionsCounted
+from headrace.model.partition_count import PartitionCount
 from headrace.model.reading import Fetch, StreamClose, StreamCredit, StreamOpen
-from headrace.model.request import REQUESTS, Answer, Request
+from headrace.model.request import REQUESTS, Answer, Request, Resource
 from headrace.model.requests import (
     BrokerInfo,
     Commit,
-    Done,
     GroupDelete,
     GroupDescribe,
     GroupJoin,
@@ -85,22 +81,10 @@ from headrace.model.requests import (
     Info,
     Offsets,
     Publish,
-    Published,
-    TopicAlter,
-    TopicCreate,
-    TopicDelete,
-    TopicDescribe,
-    TopicInfo,
-    TopicList,
-    TopicTrim,
     TransactionAbort,
     TransactionBegin,
     TransactionCommit,
     TransactionStage,
-    TransactionStaged,
-)
-from headrace.model.requests import (
-    Topics as TopicsFound,
 )
 from headrace.model.schedule_requests import (
     ScheduleList,
@@ -110,8 +94,7 @@ from headrace.model.schedule_requests import (
     ScheduleRun,
     ScheduleSet,
 )
-from headrace.model.standing_lease import LeaseClose, LeaseCredit, LeaseOpen
-from headrace.model.system_topics import check_clients_topic
+from headrace.model.tenant import quotas_of
 from headrace.model.topic import DEFAULT_TENANT, checked_tenant
 
 A = TypeVar("A", bound=Answer)
@@ -123,10 +106,14 @@ Handler = Callable[[Session, Any, memoryview, int], Any]
 
 UNIX_SCHEME = "headrace+unix:"
 """What addresses of Unix sockets begin with: they are paths."""
-_FULL_DISK = (
-    "the disk is full, and the remaining space is reserved for freeing more; nothing was appended: trim topics "
-    "(headrace topic trim), or free some space"
+
+
+_SECURITY_REQUESTS = frozenset(
+    request
+    for request in REQUESTS.values()
+    if any(one.resource in (Resource.SECURITY, Resource.CLUSTER) for one in request.declared.permissions)
 )
+"""While security is off, for sessions of the default tenant only: what they make counts once it is enabled."""
 
 
 class Broker:
@@ -142,15 +129,29 @@ class Broker:
         version: str,
         now_us: int,
         load_middleware: LoadMiddleware = load_nothing,
+        definitions: SharedDefinitionsStore | None = None,
     ) -> None:
-        """Open what is in the store, or begin anew: `new_id` then names the broker for good."""
+        """Open what is in the store, or begin anew: `new_id` then names the broker for good.
+
+        The security definitions are in `definitions`, which nodes of a cluster share; by default in the journal.
+        """
         self._store = store
         self._ports = ports
-        self._ballast = store.ballast
         self._version = version
-        self._started_us = now_us
         self._ledger = Ledger(store, ports, settings, new_id, now_us)
-        self._topics = TopicRegistry(store, self._ledger, ports, settings, load_middleware)
+        self._started_us = now_us
+        now_us = self.start_us = self._ledger.start_us
+        """The broker's time at its start: never before what was recorded, on whichever machine."""
+        self.definitions = opened_definitions(definitions, self._ledger)
+        """The security definitions."""
+        self._gate = CommitGate(self._ledger) if store.is_replicated else None
+        """Holds back what is not committed, in a cluster."""
+        self._sessions: set[Session] = set()
+        self._access = AccessControl(
+            self.definitions, self._ledger, ports, self._sessions, settings.connections_per_identity_max
+        )
+        self.security = SecurityAdmin(self.definitions, self._access.used_us)
+        self._topics = TopicRegistry(store, self._ledger, self.definitions, ports, settings, load_middleware)
         self._turns = Turns(ports, now_us)
         self._groups = GroupCoordinator(self._topics, self._ledger, ports)
         self._transactions = Transactions(
@@ -176,33 +177,89 @@ class Broker:
             self._topics, self._transactions, self._ledger, ports, self._waited_for, self._pipeline.process, now_us
         )
         self._routes = RouteRegistry(
-            self._topics, self._ledger, ports, self._turns, self._check_room, self._pipeline.sift
+            self._topics, self._ledger, ports, self._turns, self._policies.check_room, self._pipeline.sift
         )
+        publishing = self._transactions, self._pipeline, self._idempotency, self._routes, store.ballast
+        self._publisher = Publisher(self._topics, self._policies, *publishing)
         readers = self._groups, self._subscriptions, self._routes
         self._trimmer = TopicTrimmer(self._topics, *readers, ports)
         self._history = KeyHistory(self._topics, self._turns)
         self._maintenance = Maintenance(self._topics, *readers, self._ledger, ports, settings, dead_letters.learn)
         self._readers = Readers(self._topics, ports)
-        self._switchboard = Switchboard(ports, RouteIngress(self._routes, self._topics, self._publish_batch))
+        self._switchboard = Switchboard(ports, RouteIngress(self._routes, self._topics, self._publisher.publish_batch))
         self._requests = RequestDispatcher(ports)
+        self.webhooks = WebhookRegistry(*leased, self._admin, self._ledger, self._turns)
+        self.websub = WebSubSubscriptions(self._topics, self.webhooks, self._turns)
         parts = (self._topics, self._groups, self._subscriptions, dead_letters, self._schedules, self._routes)
-        observed = ObservedParts(*parts, self._readers, self._leasing, self._switchboard)
-        self._observability = Observability(observed, self._ledger, ports, self._turns, always=settings.record_events)
+        observed = ObservedParts(*parts, self.webhooks, self._readers, self._leasing, self._switchboard)
+        surrounding = self._ledger, ports, self._turns, self.definitions, settings
+        self._observability = Observability(observed, *surrounding)
+        self.audit = self._observability.audit
+        """Gateways tell it of clients that they have not let in."""
+        changing = self._maintenance, self._transactions, self.audit
+        self._topic_admin = TopicAdmin(self._topics, self._ledger, ports, self._trimmer, *changing)
         self._services = self._observability.services
         self._restricted = self._services.restricted
-        self._services.add_openings(self._readers.opened, self._standing.opened, self._leasing.waiting)
-        self._services.add_openings(self._switchboard.opened, self._requests.opened)
-        self._sessions: set[Session] = set()
+        for part in (self._services, self._access):
+            part.add_openings(self._readers.opened, self._standing.opened, self._leasing.waiting)
+            part.add_openings(self._switchboard.opened, self._requests.opened)
+        self.is_shared = False
+        """Whether sessions of several tenants are open, which gateways then serve in turns."""
+        self._open_tenants(settings)
         self._draining = False
         self.wall_offset_us = 0
         """How far the time of day is ahead of the broker's time: less than 0 after the system's clock was put back."""
         self.surroundings: Callable[[], dict[str, Any]] = dict
         """Returns the fields of BrokerInfo that only the process around the broker knows."""
+        self.cluster: ClusterPort | None = None
+        """The node of a cluster that serves with this broker; None: it is not part of one."""
+        self.metrics = MetricsRegistry(self._turns)
+        """What surrounds the broker adds its own collectors here."""
         self._plain_handlers = self._by_request()
-        self._handlers = self._plain_handlers
-        """The same, or such that log what they do, while a logging level is set."""
+        self._handlers = {kind: RequestHandler(handle) for kind, handle in self._plain_handlers.items()}
+        """They handle requests themselves, or log them first, while a logging level is set."""
+        self._measure(now_us)
         self._observability.levels.changed.connect(self._log_levels_changed)
         self._log_levels_changed()
+
+    def _measure(self, now_us: int) -> None:
+        """Add what is measured of the broker to its metrics."""
+        measured = MeasuredParts(
+            self._store, self._ledger, self._topics, self._groups, self._subscriptions, self._admin, self._routes,
+            self._transactions, self._readers, self._switchboard, self._requests, self._services,
+        )  # fmt: skip
+        collector = BrokerCollector(measured, self._sessions, self._handlers)
+        collector.add_to(self.metrics, self._version, self.broker_id, now_us)
+        self.metrics.add(TenantCollector(self._accounts, self._meters).collect)
+
+    def _open_tenants(self, settings: BrokerSettings) -> None:
+        """Count what tenants have, and go on deleting those that were being deleted."""
+        topics, groups, transactions, schedules = self._topics, self._groups, self._transactions, self._schedules
+        maximums = {
+            "topics": settings.topics_max,
+            "schedules": SCHEDULES_MAX,
+            "routes": ROUTES_MAX,
+            "webhooks": WEBHOOKS_MAX,
+            "transactions": TRANSACTIONS_MAX,
+            "staged_bytes": settings.staged_bytes_max,
+        }
+        self._accounts = accounts = TenantAccounts(quotas_of(settings.tenant_quotas), maximums)
+        accounts.follow(topics, groups, transactions, self._subscriptions, schedules, self._routes, self.webhooks)
+        leased = self._subscriptions, self._ports, self._turns, self._sessions
+        self._meters = TenantMeters(accounts, topics, *leased, self._rate_kept)
+        others = self._routes, self.webhooks, self._observability
+        parts = ErasedParts(topics, groups, transactions, schedules, *others)
+        taken = self._switchboard, self._requests, self._services, self._observability.levels, self._idempotency
+        for each in taken:
+            each.taking.connect(accounts.check_share)
+        endings = self._ledger, self._turns, self._sessions, self._end_session
+        self._eraser = TenantEraser(self.definitions, accounts, parts, *endings)
+        registered = accounts, self._meters, self._eraser, self._services, self._turns
+        self._tenants = TenantRegistry(self.definitions, *registered)
+
+    def share_connections(self, connections_max: int) -> None:
+        """Let no tenant take all connections that the gateways admit, once tenants are made."""
+        self._accounts.maximums["connections"] = connections_max
 
     @property
     def broker_id(self) -> str:
@@ -218,21 +275,23 @@ class Broker:
     def idle(self) -> bool:
         """Whether there is nothing left to answer."""
         at_rest = self._ledger.idle and self._transactions.idle and self._trimmer.idle and self._middleware.idle
-        return at_rest and all(active.idle for active in self._topics.active_partitions())
+        return at_rest and self.audit.idle and all(active.idle for active in self._topics.active_partitions())
 
     def connect(
         self,
         push: Callable[[Any], None],
         client: str,
-        now_us: int,  # noqa: ARG002
+        now_us: int,
         *,
         identity: Identity = ANONYMOUS,
         tenant: str = "",
         address: str = "",
         gateway: str = "",
         is_local: bool = False,
+        is_internal: bool = False,
+        end: Callable[[HeadraceError], None] | None = None,
     ) -> Session:
-        """Open a session; the broker calls `push` with what it tells the client unasked.
+        """Open a session; the broker calls `push` with what it tells the client unasked, and `end` to end it.
 
         The tenant is the one that the client asks for, by default its identity's own, and else the default one.
         """
@@ -243,22 +302,62 @@ class Broker:
                 "leave the tenant out"
             )
         session = Session(
-            push,
+            push if self._gate is None else self._gate.pushing(push),
             identity=identity,
             tenant=tenant,
             client=client,
             address=address,
             gateway=gateway,
             is_local=is_local,
+            is_internal=is_internal,
+            end=end,
         )
+        try:
+            self._access.opened(session, now_us)
+            session.is_counted = not is_internal and (session.access is None or not session.access.is_empty)
+            if session.is_counted:  # else it may do nothing there: it is not told whether there is such a tenant
+                self._accounts.check(tenant, "connections")
+            self._access.check_identity(session)
+        except HeadraceError as error:
+            self.audit.session_refused(session, error, now_us)
+            raise
+        self._accounts.connected(session, 1)
+        self.is_shared = self._accounts.are_several_connected
         self._sessions.add(session)
+        self._access.counted(session)
+        self._meters.attach(session)
+        self.audit.opened(session, now_us)
         return session
+
+    def _end_session(self, session: Session, error: HeadraceError) -> None:
+        """Refuse all that a session asks for, and close its connection."""
+        session.set_meter(EndedMeter(session.tenant, error), lambda: self._turns.now_us)
+        session.end(error)
+        self.disconnect(session, self._turns.now_us)
+
+    def end_sessions(self, error: HeadraceError, kept: str) -> None:
+        """End all sessions of clients but those whose names begin with `kept`."""
+        for session in [one for one in self._sessions if not (one.is_internal or one.client.startswith(kept))]:
+            session.end(error)
+
+    def _rate_kept(self, sessions: set[Session]) -> None:
+        """Deliver to sessions again, whose tenant was beyond its rate."""
+        self._readers.wake(sessions)
+        self._standing.wake(sessions)
+        for session in sessions:
+            self._leasing.wake(session)
+            self._requests.resume(session, self._turns.now_us)
 
     def touch(self, session: Session, now_us: int) -> None:
         """Keep the group memberships and services of a session alive."""
         self._groups.touch(session, now_us)
         if session.services:
             self._services.touch(session, now_us)
+
+    def share_services(self, session: Session, other: Session) -> None:
+        """Let another session of the same client count as the registered services that a session is."""
+        if session.services:
+            self._services.share(session, other)
 
     def pause(self, session: Session) -> None:
         """Lease nothing more to a session: its client does not take what is sent as fast as it comes."""
@@ -271,7 +370,12 @@ class Broker:
 
     def disconnect(self, session: Session, now_us: int) -> None:
         """The connection is gone; members of groups that were reached through it have time to come back."""
+        if session not in self._sessions:
+            return
         self._sessions.discard(session)
+        self._accounts.connected(session, -1)
+        self.is_shared = self._accounts.are_several_connected
+        self._access.closed(session)
         self._readers.disconnect(session)
         self._groups.disconnect(session)
         self._leasing.disconnect(session)
@@ -282,6 +386,11 @@ class Broker:
 
     def ask(self, session: Session, request: Request[A], body: memoryview, now_us: int) -> Outcome[A]:
         """Answer a request: every gateway calls this and nothing else. The body is not used after it returns."""
+        if session.meter is not None:
+            return session.meter.ask(self._ask, session, request, body, now_us)  # type: ignore[no-any-return]
+        return self._ask(session, request, body, now_us)
+
+    def _ask(self, session: Session, request: Request[A], body: memoryview, now_us: int) -> Outcome[A]:
         names = session.names
         if names is None:
             return self._answer(session, request, body, now_us)
@@ -295,27 +404,57 @@ class Broker:
 
     def _answer(self, session: Session, request: Request[A], body: memoryview, now_us: int) -> Outcome[A]:
         self._turns.begin(now_us)
-        handler = self._admit(session, request)
-        try:
-            outcome: Outcome[A] = handler(session, request, body, now_us)
-        except OSError as error:
-            raise as_headrace_error(error) from error
-        return outcome
-
-    def _admit(self, session: Session, request: Request[Any]) -> Handler:
-        """What handles a request; one that its declaration does not allow to this session now is refused."""
         handler = self._handlers.get(type(request))
         if handler is None:
             raise UnsupportedOperation(f"the broker cannot answer {type(request).__name__}")
+        handler.asked += 1
+        gate = None
+        try:
+            self._admit(session, request)
+            gate = self._gate
+            outcome: Outcome[A] = handler.handle(session, request, body, now_us)
+        except HeadraceError as error:
+            handler.refused += 1
+            self.audit.refused(session, request, error, now_us)
+            if gate is None:
+                raise
+            return gate.refuse(request, error)  # type: ignore[no-any-return]
+        except OSError as error:
+            handler.refused += 1
+            raise as_headrace_error(error) from error
+        if gate is not None and request.declared.awaits_commit:
+            outcome = gate.answer(outcome)
+        if session.access is not None and request.declared.answer in FILTERS:
+            outcome = filtered(self._ports, session.access, outcome)
+        return outcome
+
+    def _admit(self, session: Session, request: Request[Any]) -> None:
+        """Refuse a request that its declaration does not allow to this session now."""
+        if self.cluster is not None:
+            self.cluster.check_current()
         if self._draining and not request.declared.while_draining:
             raise Draining
+        if session.access is not None:
+            for names in session.access.check(request):
+                if not self._exists(*names):
+                    raise session.access.may_not_create(*names)
+        elif session.names is not None and type(request) in _SECURITY_REQUESTS:
+            raise Forbidden(
+                f"a session of the tenant {session.tenant} cannot administer security, tenants or the cluster: "
+                "connect without a tenant"
+            )
         if self._restricted:
             self._services.check(session, request)
-        return handler
+
+    def _exists(self, topic: str, subscription: str = "") -> bool:
+        found = self._topics.find(topic)
+        return found is not None and (not subscription or self._subscriptions.find(found, subscription) is not None)
 
     def _log_levels_changed(self, *_: object) -> None:
         levels = self._observability.levels
-        self._handlers = levels.traced(self._plain_handlers) if levels.active else self._plain_handlers
+        handles = levels.traced(self._plain_handlers) if levels.active else self._plain_handlers
+        for kind, handle in handles.items():
+            self._handlers[kind].handle = handle
 
     def tick(self, now_us: int) -> int:
         """Run what is due; returns when to call it again at the latest."""
@@ -333,13 +472,18 @@ class Broker:
         self._tick("routes", self._routes.tick, now_us)
         self._tick("requests", self._requests.tick, now_us)
         self._tick("services", self._services.tick, now_us)
+        self._tick("rates of tenants", self._meters.tick, now_us)
+        self._tick("deletion of tenants", self._eraser.tick, now_us)
+        self._tick("WebSub subscriptions", self.websub.tick, now_us)
+        self._tick("access", self._access.tick, now_us)
+        self._tick("audit trail", self.audit.tick, now_us)
         if not self._draining:
             self._tick("schedules", self._schedules.tick, now_us + self.wall_offset_us)  # about the time of day
         cron_us = None if self._draining else self._schedules.next_tick_us()
         cron_us = None if cron_us is None else cron_us - self.wall_offset_us
         times = [self._maintenance.next_tick_us, self._leasing.next_tick_us, self._readers.next_tick_us, cron_us]
         times += [self._groups.next_tick_us(), self._middleware.next_tick_us, self._requests.next_tick_us]
-        times.append(self._services.next_tick_us())
+        times += [self._services.next_tick_us(), self.websub.next_tick_us(), self._meters.next_tick_us()]
         return min(time_us for time_us in (*times, now_us + 1_000_000) if time_us is not None)
 
     def _tick(self, component: str, tick: Callable[[int], None], now_us: int) -> None:
@@ -354,18 +498,21 @@ class Broker:
 
     def drain(self) -> None:
         """Refuse new work from now on; work that was begun can be finished."""
-        self._draining = True
+        self._draining = self._publisher.draining = True
         self._standing.drain()
         self._leasing.drain()
 
     def close(self, now_us: int) -> None:
         """Sync and close everything; waits for the disk."""
+        self.audit.flush(now_us)
         self._maintenance.close()
         self._middleware.close()
         self._observability.levels.close()
         with ExitStack() as closing:  # all of it, whatever goes wrong on the way; the last one first
             closing.callback(self._store.close)
             closing.callback(self._ledger.close)
+            closing.callback(self._access.flush, now_us)
+            closing.callback(self.audit.close, now_us)
             closing.callback(self._routes.record_positions, now_us)
             closing.callback(self._subscriptions.close)
             closing.callback(self._transactions.close)
@@ -375,16 +522,23 @@ class Broker:
         parts = (
             self._topic_requests(),
             self._group_requests(),
-            self._leased_requests(),
+            leased_handlers(self._admin, self._leasing, self._standing, self._queries, self._editor),
+            job_handlers(self._finisher, self._results, self._publisher, self._ledger),
             self._schedule_requests(),
             self._routes.requests(),
+            self.webhooks.requests(),
+            self.websub.requests(),
             subject_handlers(self._switchboard, self._requests),
             self._observability.requests(),
+            self.security.requests(),
+            self._tenants.requests(),
+            cluster_handlers(lambda: self.cluster),
         )
         handlers = {request: handler for part in parts for request, handler in part.items()}
         declared = {request for request in REQUESTS.values() if not request.declared.by_gateway}
         assert handlers.keys() == declared, f"without a handler: {declared - handlers.keys()}"
-        return self._observability.attributed(handlers)
+        handlers = self._observability.attributed(handlers)
+        return {**handlers, **{kind: self._access.answering(handlers[kind]) for kind in self.security.requests()}}
 
     def _schedule_requests(self) -> dict[type[Request[Any]], Handler]:
         schedules = self._schedules
@@ -397,62 +551,30 @@ class Broker:
             ScheduleNext: lambda _, ask, __, now: schedules.next_runs(ask, now + self.wall_offset_us),
         }
 
-    def _leased_requests(self) -> dict[type[Request[Any]], Handler]:
-        admin, leasing, editing, finding = self._admin, self._leasing, self._editor, self._queries
-        standing = self._standing
-        return {
-            SubscriptionCreate: lambda _, ask, __, now: admin.create(ask, now),
-            SubscriptionAlter: lambda _, ask, __, now: admin.alter(ask, now),
-            SubscriptionReset: lambda _, ask, __, now: admin.reset(ask, now),
-            SubscriptionDelete: lambda _, ask, __, now: admin.delete(ask, now),
-            SubscriptionDescribe: lambda _, ask, __, now: admin.describe(ask, now),
-            SubscriptionList: lambda session, ask, _, now: admin.listed(ask, session.tenant, now),
-            Lease: lambda session, ask, _, now: leasing.lease(session, ask, now),
-            LeaseOpen: lambda session, ask, _, now: standing.open(session, ask, now),
-            LeaseCredit: lambda session, ask, _, __: standing.credit(session, ask),
-            LeaseClose: lambda session, ask, _, now: standing.close(session, ask, now),
-            LeaseStop: lambda session, ask, _, __: leasing.stop(session, ask),
-            Ack: lambda _, ask, __, now: leasing.ack(ask, now),
-            Extend: lambda _, ask, __, now: leasing.extend(ask, now),
-            Release: lambda session, ask, _, now: leasing.release(session, ask, now),
-            Reject: lambda _, ask, __, now: leasing.reject(ask, now),
-            Find: lambda _, ask, __, now: finding.find(ask, now),
-            Forecast: lambda _, ask, __, now: finding.forecast(ask, now),
-            Edit: lambda _, ask, body, now: editing.edit(ask, body, now),
-            EditMatching: lambda _, ask, body, now: finding.edit_matching(ask, body, now),
-            Redrive: lambda _, ask, __, now: finding.redrive(ask, now),
-            ResultsOpen: lambda session, _, __, now: self._ledger.durably(self._results.open(session.tenant, now)),
-            JobFinish: self._finish_job,
-        }
-
     def _topic_requests(self) -> dict[type[Request[Any]], Handler]:
-        readers = self._readers
+        publisher, readers = self._publisher, self._readers
         return {
-            Publish: self._publish,
-            PublishOnce: self._publish_once,
-            PartitionCount: self._count_partitions,
+            Publish: publisher.publish,
+            PublishOnce: publisher.publish_once,
+            PartitionCount: publisher.count_partitions,
             Fetch: lambda session, ask, _, now: readers.fetch(session, ask, now),
             StreamOpen: lambda session, ask, _, __: readers.open(session, ask),
             StreamCredit: lambda session, ask, _, __: readers.credit(session, ask),
             StreamClose: lambda session, ask, _, __: readers.close(session, ask),
             Offsets: lambda _, ask, __, ___: find_offsets(self._topics, ask),
-            TopicCreate: self._create_topic,
-            TopicAlter: self._alter_topic,
-            TopicDelete: self._delete_topic,
-            TopicDescribe: self._describe_topic,
-            TopicList: self._list_topics,
-            TopicTrim: lambda _, ask, __, now: self._trimmer.trim(ask, now),
+            **self._topic_admin.requests(),
             History: lambda _, ask, __, now: self._history.page(ask, now),
             Info: self._info,
+            MetricsCollect: lambda session, _, __, now: self.metrics.collect(session, now),
         }
 
     def _group_requests(self) -> dict[type[Request[Any]], Handler]:
         groups, transactions = self._groups, self._transactions
         return {
-            TransactionStage: self._stage,
-            TransactionBegin: lambda session, ask, __, now: transactions.begin(_own(session, ask), now),
-            TransactionCommit: lambda session, ask, __, now: transactions.commit(_own(session, ask), now),
-            TransactionAbort: lambda session, ask, __, now: transactions.abort(_own(session, ask), now),
+            TransactionStage: self._publisher.stage,
+            TransactionBegin: lambda session, ask, __, now: transactions.begin(own_transaction(session, ask), now),
+            TransactionCommit: lambda session, ask, __, now: transactions.commit(own_transaction(session, ask), now),
+            TransactionAbort: lambda session, ask, __, now: transactions.abort(own_transaction(session, ask), now),
             Commit: lambda session, ask, _, now: groups.commit(session, ask, now),
             GroupJoin: lambda session, ask, _, now: groups.join(session, ask, now),
             GroupRelease: lambda session, ask, _, now: groups.release(session, ask, now),
@@ -471,127 +593,8 @@ class Broker:
             self._subscriptions.refresh(one, now_us)  # else a new message counts as settled
         return any(not one.is_settled(partition, offset) for one in leased)
 
-    def _check_room(self, topic: Topic) -> None:
-        """Raise if a leased subscription of a topic has as many messages as it may have."""
-        if topic.id in self._policies.refusing:
-            self._policies.check(topic)
-
-    def _publish(
-        self, session: Session, request: Publish, body: memoryview, now_us: int
-    ) -> Published | PendingAnswer[Published]:
-        batch = received(body)
-        if batch.producer_id and not PRODUCER_MIN <= batch.producer_id < FORWARDER_MIN:
-            raise InvalidArgument(f"producers' ids below {PRODUCER_MIN} and from {FORWARDER_MIN} on are the broker's")
-        if not request.topic:
-            request.topic = self._routes.ingress(session.tenant)
-        return self._publish_batch(session, request, batch, now_us)
-
-    def _publish_batch(
-        self, session: Session, request: Publish, batch: Batch, now_us: int
-    ) -> Published | PendingAnswer[Published]:
-        topics = self._topics
-        if request.expected_offset:
-            topics.check_begun(request.topic, request.expected_offset)  # before a topic is made
-        if topics.find(request.topic) is None:
-            check_clients_topic(request.topic)  # before a topic is made
-        topic = topics.get_or_create(request.topic, now_us)
-        if topic.is_brokers:
-            check_clients_topic(request.topic)
-        active = topics.active(topic, request.partition)
-        if self._ballast.dropped and active.partition.durable:
-            raise DiskFull(_FULL_DISK)
-        if topic.id in self._policies.refusing:
-            active.flush()  # what was gathered counts
-            self._policies.check(topic)
-        if topic.middleware is not None:
-            return self._pipeline.publish(session, topic, active, request, batch, now_us)
-        return active.publish(request, batch, now_us)
-
-    def _publish_once(
-        self, session: Session, request: PublishOnce, body: memoryview, now_us: int
-    ) -> PublishedOnce | PendingAnswer[PublishedOnce]:
-        check_clients_topic(request.topic)
-        topic = self._topics.get_or_create(request.topic, now_us)
-        if self._ballast.dropped:
-            raise DiskFull(_FULL_DISK)
-        if topic.id in self._policies.refusing:
-            for active in topic.active_partitions.values():
-                active.flush()  # what was gathered counts
-            self._policies.check(topic)
-        return self._idempotency.publish(request, topic, body, now_us, session.client)
-
-    def _count_partitions(
-        self, _: Session, request: PartitionCount, __: memoryview, now_us: int
-    ) -> PartitionsCounted | PendingAnswer[PartitionsCounted]:
-        if self._draining and self._topics.find(request.topic) is None:
-            raise Draining  # it would make the topic
-        topic = self._topics.get_or_create(request.topic, now_us)
-        return PartitionsCounted(topic.settings.partitions, topic.id)
-
-    def _stage(
-        self, session: Session, request: TransactionStage, body: memoryview, now_us: int
-    ) -> TransactionStaged | PendingAnswer[TransactionStaged]:
-        check_clients_topic(request.topic)
-        if self._ballast.dropped:
-            raise DiskFull(_FULL_DISK)
-        if self._policies.refusing:
-            topic = self._topics.find(request.topic)
-            if topic is not None and topic.id in self._policies.refusing:
-                self._policies.check(topic)  # here, because a commit is never refused
-        request, batch = _own(session, request), received(body)
-        self._transactions.check_open(request, now_us)  # before a topic is made
-        topic = self._topics.get_or_create(request.topic, now_us)
-        if topic.middleware is not None:
-            self._topics.active(topic, request.partition)  # first what may go wrong
-            return self._pipeline.stage(session, topic, request, batch, now_us)
-        return self._transactions.stage(request, batch, now_us)
-
-    def _finish_job(
-        self, _: Session, request: JobFinish, body: memoryview, now_us: int
-    ) -> Settlement | PendingAnswer[Settlement]:
-        if self._ballast.dropped:
-            raise DiskFull(_FULL_DISK)
-        return self._finisher.finish(request, received(body).copied(), now_us)  # it outlives this call
-
-    def _create_topic(self, _: Session, request: TopicCreate, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:
-        new = self._topics.find(request.topic) is None
-        topic = self._topics.create(request, now_us)
-        return self._ledger.durably(self._topics.info(topic, partitions=True, new=new))
-
-    def _alter_topic(self, _: Session, request: TopicAlter, __: memoryview, now_us: int) -> PendingAnswer[TopicInfo]:
-        before = self._topics.known(request.topic)
-        if not before.failure:
-            self._topics.all_active(before)  # first what may go wrong
-        if request.settings.get("key_versions") and not before.settings.key_versions:
-            removing = self._maintenance.is_removing(before) or not self._trimmer.idle
-            check_countable(committing=not self._transactions.idle, removing=removing)
-        topic = self._topics.alter(request.topic, request.settings, now_us)
-        return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
-
-    def _delete_topic(self, _: Session, request: TopicDelete, __: memoryview, now_us: int) -> PendingAnswer[Done]:
-        self._topics.delete(request.topic, now_us)
-        return self._ledger.durably(Done())
-
-    def _describe_topic(
-        self, _: Session, request: TopicDescribe, __: memoryview, now_us: int
-    ) -> TopicInfo | PendingAnswer[TopicInfo]:
-        if not request.create or self._topics.find(request.topic) is not None:
-            return self._topics.info(self._topics.known(request.topic), partitions=True)
-        topic = self._topics.get_or_create(request.topic, now_us)
-        return self._ledger.durably(self._topics.info(topic, partitions=True, new=True))
-
-    def _list_topics(
-        self, _: Session, request: TopicList, __: memoryview, ___: int
-    ) -> TopicsFound | PendingAnswer[TopicsFound]:
-        def steps() -> Steps:
-            return TopicsFound((yield from self._topics.matching(request)))
-
-        pending_answer: PendingAnswer[TopicsFound] = in_slices(self._ports, steps())
-        found = pending_answer.outcome
-        return found if isinstance(found, TopicsFound) else pending_answer  # few are there at once
-
     def _info(self, session: Session, _: Info, __: memoryview, now_us: int) -> BrokerInfo:
-        tenant = None if session.names is None else session.tenant
+        tenant = session.counted_tenant
         topics = [topic for topic in self._topics if tenant in (None, topic.name.tenant)]
         info = BrokerInfo(
             broker_id=self.broker_id,
@@ -603,7 +606,7 @@ class Broker:
             groups=count_names(self._ledger.state.groups, tenant),
             subscriptions=count_names((str(one.topic) for one in self._subscriptions), tenant),
             schedules=count_names(self._ledger.state.schedules, tenant),
-            connections=sum(1 for one in self._sessions if tenant in (None, one.tenant)),
+            connections=sum(1 for one in self._sessions if tenant in (None, one.tenant) and not one.is_internal),
             transactions_open=count_names(self._transactions, tenant),
             data=self._store.directory or ":memory:",
             **self.surroundings(),
@@ -612,10 +615,3 @@ class Broker:
             info.data = ""
             info.listening = [address for address in info.listening if not address.startswith(UNIX_SCHEME)]
         return info
-
-
-def _own(session: Session, request: T) -> T:
-    """A request about a transaction of the session's tenant; where that has a prefix, it was checked before."""
-    if session.names is None:
-        check_plain(request.transaction)
-    return request

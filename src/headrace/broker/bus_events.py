@@ -1,6 +1,6 @@
 """Events about the bus itself: gathered per loop turn, published live, and recorded in a topic of each tenant."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -51,8 +51,12 @@ class BusEvents:
         self._dropped = 0
         self._pending: list[tuple[str, BusEvent, bool]] = []
         """Tenant, event, and whether the journal must have synced it, the oldest first."""
+        self._waiting: Counter[str] = Counter()
+        """How many of them there are, by tenant."""
         self._is_scheduled = False
         self._backlogs: dict[str, deque[BusEvent]] = {}
+        self._muted: set[str] = set()
+        """Tenants that are being deleted, of which nobody is told."""
         topics.changed.connect(self._topic_changed)
         topics.altered.connect(self._topic_altered)
 
@@ -83,10 +87,24 @@ class BusEvents:
             self._dropped += 1
             return
         tenant = tenant_of(name)
+        if tenant in self._muted:
+            return
+        if tenant != DEFAULT_TENANT and self._waiting[tenant] >= EVENTS_PENDING_MAX // 2:  # some are for others
+            self._dropped += 1
+            return
         self._add(tenant, kind, action, bare_name(name), now_us, details or {}, durable=durable)
         if not self._is_scheduled:
             self._is_scheduled = True
             self._turns.call_at_turn_end(self._flush)
+
+    def mute(self, tenant: str) -> None:
+        """Tell of nothing that happens to a tenant which is being deleted."""
+        self._muted.add(tenant)
+
+    def unmute(self, tenant: str) -> None:
+        """Begin anew with a tenant that was deleted."""
+        self._muted.discard(tenant)
+        self._backlogs.pop(tenant, None)
 
     def open(self, tenant: str, now_us: int) -> Done | PendingAnswer[Done]:
         """Record a tenant's events from now on; answers when those in memory can be read."""
@@ -123,6 +141,7 @@ class BusEvents:
             by=self._by,
         )
         self._pending.append((tenant, event, durable))
+        self._waiting[tenant] += 1
 
     def _flush(self, now_us: int) -> None:
         """Deliver the oldest pending events, after the journal is synced if one of them needs it."""
@@ -130,6 +149,7 @@ class BusEvents:
             self._add(DEFAULT_TENANT, "event", "dropped", "", now_us, {"count": self._dropped}, durable=False)
             self._dropped = 0
         batch, self._pending = self._pending[:_TOGETHER], self._pending[_TOGETHER:]
+        self._waiting -= Counter(tenant for tenant, _, _ in batch)  # which keeps none of 0
         if any(durable for _, _, durable in batch):
             self._ledger.durably(Done()).then(partial(self._deliver, batch))
         else:
@@ -149,6 +169,8 @@ class BusEvents:
             self._turns.call_at_turn_end(self._flush)
 
     def _tell(self, tenant: str, events: list[BusEvent]) -> None:
+        if tenant in self._muted:
+            return
         now_us = self._turns.now_us
         try:
             topic = self._topic(tenant, now_us)

@@ -429,6 +429,11 @@ def dead_topic(subscription: Subscription) -> str:
     return subscription.settings.dead_letter_topic or derived_topic(str(subscription.topic), DEAD_SUFFIX)
 
 
+def has_foreign_dead_letters(subscription: Subscription) -> bool:
+    """Whether the dead letters of a subscription go to another topic than the one that its own topic has for them."""
+    return dead_topic(subscription) != derived_topic(str(subscription.topic), DEAD_SUFFIX)
+
+
 def _about(
     subscription: Subscription,
     partition: int,

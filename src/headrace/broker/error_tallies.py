@@ -90,6 +90,11 @@ class ErrorTallies:
         tally = self._tallies.get((tenant, service))
         return tally.total if tally is not None else 0
 
+    def forget_tenant(self, tenant: str) -> None:
+        """Forget the errors of a tenant that was deleted."""
+        for tally in self.of(tenant):
+            self._forget(tally)
+
     def _tally(self, tenant: str, service: str) -> ErrorTally:
         """Where the errors of a service are counted."""
         mine = self._tenants.get(tenant)

@@ -6,9 +6,12 @@ from typing import Any
 
 import msgspec
 
+from headrace.broker.audit_facts import AuditCheckpointed, AuditState
+from headrace.broker.definition_facts import DefinitionFact, DefinitionsState
 from headrace.broker.fact import Fact
 from headrace.broker.leased_facts import LeasedFact, LeasedSubscriptionsState
 from headrace.broker.route_facts import RouteFact, RoutesState
+from headrace.broker.webhook_facts import WebhookFact, WebhooksState
 from headrace.model.errors import UnsupportedFormat
 from headrace.model.limits import PARTITIONS_MAX
 from headrace.model.schedule_requests import ScheduleDefinition
@@ -196,6 +199,12 @@ class LogLevelStored(Fact, tag=106):
     level: str
 
 
+class TenantErased(Fact, tag=146):
+    """All that a tenant had was deleted: nothing is remembered of it that another one of that name would meet."""
+
+    tenant: str
+
+
 AnyFact = (
     BrokerStarted
     | TopicSet
@@ -217,7 +226,11 @@ AnyFact = (
     | IdempotencyReceiptStored
     | ServicePolicySet
     | LogLevelStored
+    | TenantErased
+    | AuditCheckpointed
+    | DefinitionFact
     | RouteFact
+    | WebhookFact
     | LeasedFact
 )
 _decoder = msgspec.msgpack.Decoder(AnyFact)
@@ -283,7 +296,10 @@ class BrokerState:
         """By tenant, of those that require registration."""
         self.log_levels: dict[tuple[str, str, str], LogLevelStored] = {}
         """By tenant, scope and pattern."""
+        self.audit = AuditState()
+        self.definitions = DefinitionsState()
         self.routes = RoutesState()
+        self.webhooks = WebhooksState()
         self.leased = LeasedSubscriptionsState()
 
     def apply_bytes(self, content: bytes) -> None:
@@ -297,6 +313,12 @@ class BrokerState:
             return
         if isinstance(fact, RouteFact):
             self.routes.apply(fact)
+            return
+        if isinstance(fact, WebhookFact):
+            self.webhooks.apply(fact)
+            return
+        if isinstance(fact, DefinitionFact):
+            self.definitions.apply(fact)
             return
         match fact:
             case BrokerStarted():
@@ -348,6 +370,10 @@ class BrokerState:
                 self._set_policy(fact)
             case LogLevelStored():
                 self._set_log_level(fact)
+            case AuditCheckpointed():
+                self.audit.apply(fact)
+            case TenantErased():
+                self._erase_tenant(fact.tenant)
 
     def forget_transactions(self, before_us: int) -> None:
         """Forget transactions without a commit since a time; the very last commit stays, for its number."""
@@ -389,7 +415,10 @@ class BrokerState:
             yield from used.values()
         yield from self.service_policies.values()
         yield from self.log_levels.values()
+        yield from self.audit.facts()
+        yield from self.definitions.facts()
         yield from self.routes.facts()
+        yield from self.webhooks.facts()
 
     def groups_of(self, topic_id: int) -> list[str]:
         """Return the groups with a committed offset in a topic, sorted by name."""
@@ -424,6 +453,7 @@ class BrokerState:
                 self.groups[group].pop((topic_id, number), None)
         self.leased.forget_topic(topic_id, numbers)
         self.routes.forget_topic(topic_id)
+        self.webhooks.forget_topic(topic_id)
 
     def forget_keys(self, topic_id: int, before_us: int, most: int) -> int:
         """Forget up to so many idempotency keys of a topic that were used before a time; returns how many."""
@@ -472,6 +502,13 @@ class BrokerState:
             self.service_policies[fact.tenant] = fact
         else:
             self.service_policies.pop(fact.tenant, None)
+
+    def _erase_tenant(self, tenant: str) -> None:
+        prefix = f"{tenant}/"
+        self.transactions = {name: one for name, one in self.transactions.items() if not name.startswith(prefix)}
+        self.service_policies.pop(tenant, None)
+        self.audit.forget(tenant)
+        self.log_levels = {key: one for key, one in self.log_levels.items() if key[0] != tenant}
 
     def _set_log_level(self, fact: LogLevelStored) -> None:
         key = fact.tenant, fact.scope, fact.pattern

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Hashable
 
-from headrace.model.errors import DiskFull, HeadraceError
+from headrace.model.errors import DiskFull, Fenced, HeadraceError, NotServing
 
 logger = logging.getLogger("headrace.broker")
 
@@ -12,11 +12,15 @@ _KNOWN_MAX = 10_000
 
 
 class FailureLog:
-    """Tracks the work that currently fails. A full disk counts as one failure, whatever work it affects."""
+    """Tracks the work that currently fails. A full disk counts as one failure, whatever work it affects, and so
+    does a lost shard.
+    """
 
     def __init__(self) -> None:
         self._failing: set[Hashable] = set()
         self._full = False
+        self._lost = False
+        """Whether another node of the cluster has taken over, after which all work fails."""
         self._met_full = False
         """Whether any work met a full disk since the last check."""
 
@@ -27,6 +31,11 @@ class FailureLog:
             if not self._full:
                 self._full = True
                 logger.error("disk full; logged once until there is room: free some, or trim topics  reason=%s", error)
+            return
+        if isinstance(error, Fenced | NotServing):
+            if not self._lost:
+                self._lost = True
+                logger.warning("broker has lost its shard; logged once until the node stops it  reason=%s", error)
             return
         if work in self._failing:
             return

@@ -1,9 +1,9 @@
 """The group coordinator: memberships by connection, assignments pushed to members, and committed offsets."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.deadlines import Deadlines
@@ -72,6 +72,8 @@ class GroupCoordinator:
         """When each group is due for a tick, or earlier: heartbeats do not move it."""
         self._epoch = ledger.state.session << 32
         """At least the generation of every group that has lost all of its members; new groups begin behind it."""
+        self.making: Signal[str] = Signal()
+        """Emitted before a group is made; a listener refuses by raising."""
         self.group_changed: Signal[str, str, int] = Signal()
         """A group was `created`, `altered` or `deleted`, with the time."""
         self.member_changed: Signal[str, str, str, str, int] = Signal()
@@ -98,6 +100,8 @@ class GroupCoordinator:
             raise InvalidArgument(f"missing must be refuse, create or wait, not {request.missing}")
         for wanted in (*request.topics, *request.patterns):
             _check_tenants(name, wanted)
+        if self.is_new(name):
+            self.making(name)
         topics = [self._wanted(topic, request.missing, now_us) for topic in request.topics]
         group = self._groups.get(name)
         if group is None:
@@ -181,21 +185,36 @@ class GroupCoordinator:
             if member and group is not None:
                 group.check(member, str(topic), place.partition, place.epoch)
             found.append((topic.id, place.partition, place.offset))
+        if self.is_new(name):
+            self.making(name)
         return OffsetsCommitted(name, found)
 
     def listed(self, session: Session, _request: GroupList, _now_us: int) -> Answer:
         """All groups of the session's tenant."""
-        state = self._ledger.state
-        names = sorted({*state.groups, *(name for name, group in self._groups.items() if group.members)})
         found = []
-        for name in names:
+        for name in self.names():
             if tenant_of(name) != session.tenant:
                 continue
             places = self._group_partitions(name)
-            members = self._groups[name].members if name in self._groups else {}
             topics = sorted({place.topic for place in places})
-            found.append(GroupSummary(name, len(members), topics, sum(place.lag for place in places)))
+            lag = sum(place.lag for place in places)
+            found.append(GroupSummary(name, self.count_members(name), topics, lag))
         return Groups(found)
+
+    def names(self) -> list[str]:
+        """The names of all groups, with their tenants."""
+        with_members = (name for name, group in self._groups.items() if group.members)
+        return sorted({*self._ledger.state.groups, *with_members})
+
+    def count_members(self, name: str) -> int:
+        """How many members a group has; 0 if there is no such group."""
+        group = self._groups.get(name)
+        return 0 if group is None else len(group.members)
+
+    def lag(self, name: str) -> Generator[None, Any, int]:
+        """How many messages a group has yet to read; yields after each partition that had to be opened."""
+        places = yield from self._partition_steps(name)
+        return sum(place.lag for place in places)
 
     def describe(self, _session: Session, request: GroupDescribe, _now_us: int) -> Answer:
         """Describe a group."""
@@ -231,6 +250,18 @@ class GroupCoordinator:
         self._starts.pop(name, None)
         self.group_changed(name, "deleted", now_us)
         return self._ledger.durably(Done())
+
+    def remove(self, name: str, now_us: int) -> None:
+        """Delete a group with its members, whose tenant is deleted."""
+        self._ledger.record(now_us, GroupDeleted(name))
+        group = self._groups.pop(name, None)
+        if group is not None:
+            self._epoch = max(self._epoch, group.generation)
+            for member in list(group.members):
+                self._detach(name, member)
+        self._deadlines.remove(name)
+        self._starts.pop(name, None)
+        self.group_changed(name, "deleted", now_us)
 
     def touch(self, session: Session, now_us: int) -> None:
         """Record a heartbeat for all members of a connection."""
@@ -340,7 +371,7 @@ class GroupCoordinator:
         for name, number, epoch in assigned:
             topic = self._topics.known(name)
             offset = positions.get((topic.id, number))
-            if offset is None or topic.settings.durability is not Durability.SYNCED:
+            if offset is None or topic.settings.durability < Durability.SYNCED:
                 active = self._opened(topic, number)
                 offset = positions.get((topic.id, number))  # opening it may have moved the group past lost messages
                 if offset is None and active is not None:
@@ -378,22 +409,37 @@ class GroupCoordinator:
         return GroupInfo(name, group.generation if group is not None else 0, members, self._group_partitions(name))
 
     def _group_partitions(self, name: str) -> list[GroupPartition]:
-        group = self._groups.get(name)
+        steps = self._partition_steps(name)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as ended:
+                places: list[GroupPartition] = ended.value
+                return places
+
+    def _partition_steps(self, name: str) -> Generator[None, Any, list[GroupPartition]]:
+        """The partitions of a group; yields after each that had to be opened."""
         places = []
-        positions = self._ledger.state.groups.get(name, {})
-        for topic_id, number in sorted(positions):
+        for topic_id, number in sorted(self._ledger.state.groups.get(name, {})):
             topic = self._topics.by_id.get(topic_id)
             if topic is None:
                 continue  # deleted
             end, failure = 0, ""
+            is_opening = number not in topic.active_partitions
             try:
                 end = self._topics.active(topic, number).end_offset
             except (HeadraceError, OSError) as error:  # one unreadable partition must not hide all others
                 failure = str(error)
-            offset = positions[topic_id, number]  # read after opening, which may have moved it
+            # Read after opening, which may have moved it; the group may be gone since the last slice.
+            offset = self._ledger.state.groups.get(name, {}).get((topic_id, number))
+            if offset is None:
+                continue
+            group = self._groups.get(name)
             owner = group.owner(str(topic), number) if group is not None else None
             lag = max(end - offset, 0)
             places.append(GroupPartition(str(topic), number, offset, end or offset, lag, owner or "", failure))
+            if is_opening:
+                yield
         return places
 
 

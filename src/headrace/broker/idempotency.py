@@ -4,6 +4,7 @@ The batches are committed together with the fact that the key was used. The offs
 applied; if a crash comes before that, a repeated request searches the partitions for the batches of the commit.
 """
 
+from collections import Counter
 from functools import partial
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.publish_pipeline import LocatedBatch, PublishPipeline
+from headrace.broker.signal import Signal, TakenShare
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.transactions import Transactions
@@ -69,7 +71,11 @@ class IdempotentPublisher:
         self._ledger = ledger
         self._ports = ports
         self._in_flight: dict[tuple[int, bytes], _InFlight] = {}
-        self._total = sum(map(len, ledger.state.idempotency.values()))
+        self.taking: Signal[TakenShare] = Signal()
+        """Emitted before a tenant takes more of what the broker has for all; a listener refuses by raising."""
+        self._tenant_totals: Counter[str] = Counter()
+        self._total = 0
+        self._recount()
         self._ticked_us = 0
 
     def publish(
@@ -139,7 +145,16 @@ class IdempotentPublisher:
             left -= state.forget_keys(topic_id, now_us - _KEPT_US, left)
             if left <= 0:
                 break
-        self._total = sum(map(len, state.idempotency.values()))  # topics may have been deleted with theirs
+        self._recount()  # topics may have been deleted with theirs
+
+    def _recount(self) -> None:
+        self._total = 0
+        self._tenant_totals.clear()
+        for topic_id, keys in self._ledger.state.idempotency.items():
+            topic = self._topics.by_id.get(topic_id)
+            self._total += len(keys)
+            if topic is not None:
+                self._tenant_totals[topic.name.tenant] += len(keys)
 
     def _checked_batches(self, request: PublishOnce, topic: Topic, body: memoryview) -> list[tuple[int, Batch]]:
         """The batches in the body, each with its partition; copies, as they are needed for longer than the body."""
@@ -173,7 +188,9 @@ class IdempotentPublisher:
 
     def _make_room(self, topic: Topic, now_us: int) -> None:
         state = self._ledger.state
-        self._total -= state.forget_keys(topic.id, now_us - _KEPT_US, _FORGOTTEN_TOGETHER)
+        forgotten = state.forget_keys(topic.id, now_us - _KEPT_US, _FORGOTTEN_TOGETHER)
+        self._total -= forgotten
+        self._tenant_totals[topic.name.tenant] -= forgotten
         waiting = sum(1 for topic_id, _ in self._in_flight if topic_id == topic.id)
         if len(state.idempotency.get(topic.id, ())) + waiting >= IDEMPOTENCY_KEYS_MAX:
             raise IdempotencyTableFull(
@@ -183,6 +200,11 @@ class IdempotentPublisher:
             )
         if self._total + len(self._in_flight) >= IDEMPOTENCY_KEYS_TOTAL_MAX:
             raise IdempotencyTableFull(keys_max=IDEMPOTENCY_KEYS_TOTAL_MAX)
+        used, total = self._tenant_totals[topic.name.tenant], self._total + len(self._in_flight)
+        try:
+            self.taking(TakenShare(topic.name.tenant, "idempotency_keys", used, total, IDEMPOTENCY_KEYS_TOTAL_MAX))
+        except LimitExceeded as error:
+            raise IdempotencyTableFull(str(error), **error.details) from error
 
     def _committed(
         self,
@@ -199,6 +221,7 @@ class IdempotentPublisher:
             answer.resolve(outcome)
             return
         self._total += is_new
+        self._tenant_totals[topic.name.tenant] += is_new
         if len(outcome) != stages:  # the batches wait for disk space, and have no offsets yet
             answer.resolve(
                 Busy("the messages are committed, and become readable later; repeat the request for their offsets")
@@ -210,7 +233,7 @@ class IdempotentPublisher:
             self._ledger.record(now_us, stored)
         except HeadraceError as error:  # a repeated request searches for the offsets
             self._ledger.failures.note("receipt", error, "receipt of an idempotency key not recorded")
-        answer.resolve(_receipt(topic, fact, offsets))
+        answer.resolve(_receipt(topic, fact, offsets, self._topics.durability_max))
 
     def _joined(self, first: Answer) -> Answer:
         """The answer of a request that is being carried out, for one that repeats it."""
@@ -222,7 +245,7 @@ class IdempotentPublisher:
         if used.number in self._ledger.state.unsettled and used.parts and not used.offsets:
             raise Busy(f"the messages published to {topic} under this idempotency key are not readable yet")
         if used.offsets or not used.parts:
-            return self._ledger.durably(_as_repeated(_receipt(topic, used, used.offsets)))
+            return self._ledger.durably(_as_repeated(_receipt(topic, used, used.offsets, self._topics.durability_max)))
         found: Answer = in_slices(self._ports, self._search(topic, used, now_us))
         return found
 
@@ -242,14 +265,14 @@ class IdempotentPublisher:
                     yield
             offsets.append(offset)
         self._ledger.record(now_us, IdempotencyReceiptStored(topic.id, used.key_hash, offsets))
-        return _as_repeated(_receipt(topic, used, offsets))
+        return _as_repeated(_receipt(topic, used, offsets, self._topics.durability_max))
 
 
-def _receipt(topic: Topic, fact: IdempotencyKeyUsed, offsets: list[int]) -> PublishedOnce:
+def _receipt(topic: Topic, fact: IdempotencyKeyUsed, offsets: list[int], synced: Durability) -> PublishedOnce:
     receipts = [
         PublishReceipt(number, offset, count) for (number, count, _), offset in zip(fact.parts, offsets, strict=True)
     ]
-    reached = Durability.SYNCED if topic.settings.storage is Storage.DISK else Durability.MEMORY
+    reached = synced if topic.settings.storage is Storage.DISK else Durability.MEMORY
     return PublishedOnce(receipts, int(reached))
 
 

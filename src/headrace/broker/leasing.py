@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 from weakref import WeakSet
 
+from msgspec.structs import replace
+
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.deadlines import Deadlines
 from headrace.broker.lease_checks import check_holdings, check_lease, check_lease_ms, check_release
@@ -104,7 +106,7 @@ class LeaseDispatcher:
         self._expiry.end_some(subscription, now_us)
         pending_lease = PendingLease(session, request, now_us + request.wait_ms * 1000, PendingAnswer())
         over = subscription.schedule.has_expired(now_us)
-        free = not over and not subscription.pending_leases and subscription.active is None
+        free = not over and not _may_be_served(subscription) and subscription.active is None
         if free and self._grant(subscription, pending_lease, now_us):
             return pending_lease.pending_answer
         behind = self._is_behind(subscription, now_us, wanted=True)
@@ -132,6 +134,12 @@ class LeaseDispatcher:
         for subscription in self._waited_at.pop(session, ()):
             for pending_lease in subscription.pending_leases.of(session):
                 subscription.pending_leases.remove(pending_lease)
+
+    def wake(self, session: Session) -> None:
+        """Serve a session's waiting requests again, as its tenant is no longer beyond its rate."""
+        for subscription in self._waited_at.get(session, ()):
+            if subscription.pending_leases.of(session):
+                self.serve_soon(subscription)
 
     def waiting(self) -> Iterator[OpenedReading]:
         """All requests that wait for messages."""
@@ -184,8 +192,15 @@ class LeaseDispatcher:
         """Lease the messages that are ready to a consumer; returns whether there were any."""
         if subscription.settings.paused or subscription.preparing:
             return False
-        request = pending_lease.request
-        portions = take_messages(self._registry, subscription, request, now_us)
+        request, meter = pending_lease.request, pending_lease.session.meter
+        wanted = request
+        if meter is not None:
+            if meter.is_over:
+                return False
+            messages, size_bytes = meter.room(now_us)
+            most = {"messages_max": min(request.messages_max, messages)}
+            wanted = replace(request, **most, bytes_max=min(request.bytes_max, size_bytes))
+        portions = take_messages(self._registry, subscription, wanted, now_us)
         if not portions:
             return False
         self._number += 1
@@ -211,6 +226,8 @@ class LeaseDispatcher:
             self.trace(subscription, holder, facts)
         pending_lease.taken_bytes = sum(taken.size_bytes for _, taken in portions)
         answer = AnswerWithBody(Leased(told), bodies[0] if len(bodies) == 1 else b"".join(bodies))
+        if meter is not None:  # now, and not when it is delivered: the next grant may come before
+            meter.delivered(sum(len(taken.offsets) for _, taken in portions), len(answer.body), now_us)
 
         def written(error: HeadraceError | None) -> None:
             if error is None:
@@ -375,7 +392,7 @@ class LeaseDispatcher:
         """Write facts to the journal, and answer when they are durable."""
         if not facts:
             return answer
-        pending_answer: PendingAnswer[Settlement] = PendingAnswer()
+        pending_answer: PendingAnswer[Settlement] = PendingAnswer(is_committed=durably)
 
         def written(error: HeadraceError | None) -> None:
             if error is not None:
@@ -408,7 +425,7 @@ class LeaseDispatcher:
         self._serve(subscription, now_us)
         if subscription.preparing:
             pass  # waiting consumers are served when that is done
-        elif self._is_behind(subscription, now_us, wanted=bool(subscription.pending_leases)):
+        elif self._is_behind(subscription, now_us, wanted=_may_be_served(subscription)):
             self.serve_soon(subscription)  # consumers whose wait ends may still get messages
         else:
             late = subscription.pending_leases.take_late(now_us, _LATE_TOGETHER)
@@ -446,7 +463,7 @@ class LeaseDispatcher:
     def _due_us(self, subscription: Subscription, now_us: int) -> int:
         """When a subscription is to be served next."""
         pending_leases = subscription.pending_leases
-        wanted = bool(pending_leases) and not subscription.settings.paused
+        wanted = _may_be_served(subscription) and not subscription.settings.paused
         times = [
             pending_leases.deadline_us,
             subscription.schedule.next_us(wanted=wanted, ahead_us=pending_leases.ahead_us),
@@ -465,6 +482,12 @@ class LeaseDispatcher:
         self._deadlines.set(number, time_us)
         if next_us is None or time_us < next_us:
             self._ports.wake_at(time_us)
+
+
+def _may_be_served(subscription: Subscription) -> bool:
+    """Whether a consumer waits whose tenant is not beyond its rate."""
+    pending_leases = subscription.pending_leases
+    return bool(pending_leases) and pending_leases.first(-1, subscription.active) is not None
 
 
 def _refuse(subscription: Subscription, pending_lease: PendingLease, error: HeadraceError) -> None:

@@ -26,9 +26,18 @@ _RECORD_BYTES = 100
 _SLICE_WORK = 32 << 10
 _FACT_WORK = 2 << 10
 """A snapshot is made in slices of so many bytes; each fact counts for so many more."""
+_DAY_US = 86_400_000_000
 _SINCE_TOGETHER = 500
 _SINCE_SLICES = 100
 """Facts that were written meanwhile and are added in a slice, in so many slices at most; then in one go."""
+
+
+def _goes_on(now_us: int, last_us: int) -> int:
+    """The time at the start: the clock may have been put back since, or it is that of another machine.
+
+    A time that is more than a day away was told by a clock that was quite wrong, and does not count.
+    """
+    return last_us if now_us < last_us <= now_us + _DAY_US else now_us
 
 
 class Ledger:
@@ -59,7 +68,8 @@ class Ledger:
         self._replay(store.data)
         self.last_us = journal.last_us
         """When something was recorded before the start; 0 if nothing was."""
-        self._begin(store.data, identity, now_us)
+        self.start_us = self.now_us = _goes_on(now_us, self.last_us)
+        self._begin(store.data, identity, self.start_us)
 
     def _begin(self, data: DataDirectory | None, identity: str, now_us: int) -> None:
         """Count the start. Epochs are made of the session's number: no power loss may bring it back."""
@@ -147,13 +157,30 @@ class Ledger:
 
     def durably(self, answer: AnswerType) -> PendingAnswer[AnswerType]:
         """The answer, once all that was recorded so far is synced."""
-        pending_answer: PendingAnswer[AnswerType] = PendingAnswer()
+        pending_answer: PendingAnswer[AnswerType] = PendingAnswer(is_committed=True)
 
         def tell(error: HeadraceError | None) -> None:
             pending_answer.resolve(answer if error is None else error)
 
         self._syncing.wait(self._end, tell)
         return pending_answer
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether all that was decided so far is synced, and everybody who waited for that knows; writes what is not.
+
+        Who asks may then tell what it likes: nothing that others are still to be told is overtaken.
+        """
+        if self._gathered:
+            self.flush()
+        return self._journal.synced and self._syncing.idle
+
+    def when_committed(self, tell: Written) -> None:
+        """Call back when all that was decided so far is synced: now if it is, else in the order of these calls."""
+        if self.is_committed:
+            tell(None)
+        else:
+            self._syncing.wait(self._end, tell)
 
     def request_sync(self) -> None:
         """Sync what was recorded soon, although nobody waits for it."""

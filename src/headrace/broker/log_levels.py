@@ -16,7 +16,7 @@ from headrace.broker.leased_facts import MessagesLeased
 from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Session
-from headrace.broker.signal import Signal
+from headrace.broker.signal import Signal, TakenShare
 from headrace.broker.subscription import Subscription
 from headrace.engines.api import unpacked
 from headrace.model.arguments import shown
@@ -64,6 +64,8 @@ class LogLevels:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self.taking: Signal[TakenShare] = Signal()
+        """Emitted before a tenant takes more of what the broker has for all; a listener refuses by raising."""
         self.changed: Signal[str, str, list[LogLevelRule], int] = Signal()
         """Levels were `set` or `reset`: the tenant, the action, which ones, and the time."""
         self._rules: dict[tuple[str, str], list[tuple[str, Callable[[str], object], int]]] = {}
@@ -94,6 +96,9 @@ class LogLevels:
             levels = self._ledger.state.log_levels
             if key not in levels and len(levels) >= LOG_RULES_MAX:
                 raise LimitExceeded(f"there are {LOG_RULES_MAX} logging levels, which is the maximum; reset some")
+            if key not in levels:
+                used = sum(1 for one in levels if one[0] == tenant)
+                self.taking(TakenShare(tenant, "logging_levels", used, len(levels), LOG_RULES_MAX))
             self._ledger.record(now_us, LogLevelStored(*key, rule.level))
             self._rebuild()
         self.changed(tenant, "set", [rule], now_us)
@@ -117,6 +122,10 @@ class LogLevels:
         if gone:
             self.changed(session.tenant, "reset", gone, now_us)
         return self._ledger.durably(self.listed(session))
+
+    def reload(self) -> None:
+        """Apply the levels that the journal has, after those of a tenant were forgotten."""
+        self._rebuild()
 
     def listed(self, session: Session) -> LogLevelsFound:
         """The levels that are set in the session's tenant."""

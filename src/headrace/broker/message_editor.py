@@ -42,6 +42,8 @@ class MessageEdit(NamedTuple):
     change: MessageChange
     content: Content | None
     owner: str
+    owned_only: bool = False
+    """Whether messages without an owner are refused, too."""
 
 
 class _Stored(NamedTuple):
@@ -67,13 +69,13 @@ class MessageEditor:
         self._contents: tuple[tuple[int, int], StoredMessages] | None = None
         """Caches batches of the partition edited last without a subscription, to decode each once."""
 
-    def edit(self, request: Edit, body: memoryview, now_us: int) -> PendingAnswer[Edited]:
-        """Edit the given messages."""
+    def edit(self, request: Edit, body: memoryview, now_us: int, *, owned_only: bool = False) -> PendingAnswer[Edited]:
+        """Edit the given messages; with `owned_only` none but those of the request's owner."""
         if len(request.messages) > LEASE_MESSAGES_MAX:
             raise InvalidArgument(f"at most {LEASE_MESSAGES_MAX} messages can be edited at once")
         topic = self._topics.get(request.topic)
         check_stores(str(topic), topic.settings, "edit messages of")
-        edition = checked_edit(topic, request.change, request.owner, body)
+        edition = checked_edit(topic, request.change, request.owner, body, owned_only=owned_only)
         if request.topic_id not in (0, topic.id):  # the offsets belong to a deleted topic of that name
             return self.answer([EditOutcome(one.partition, one.offset, MessageGone.code) for one in request.messages])
         return self._turns.in_slices(self._edit(topic, request.messages, edition, now_us))
@@ -167,7 +169,8 @@ def _refusal(
     place = message.partition, message.offset
     if place not in stored:
         return EditOutcome(*place, MessageGone.code)
-    stranger = _owner(record, stored[place]) not in (b"", edition.owner.encode())
+    owner = _owner(record, stored[place])
+    stranger = owner != edition.owner.encode() and (bool(owner) or edition.owned_only)
     if record.deleted:
         # A client that lost the answer repeats the request.
         again = edition.change.delete and not stranger and message.version in (None, record.version - 1, record.version)
@@ -224,7 +227,9 @@ def _is_too_large(edit: EditRecord, edition: MessageEdit, bytes_max: int) -> boo
     return message_size(edit.content.value, None, edit.content.headers) > bytes_max
 
 
-def checked_edit(topic: Topic, change: MessageChange, owner: str, body: memoryview) -> MessageEdit:
+def checked_edit(
+    topic: Topic, change: MessageChange, owner: str, body: memoryview, *, owned_only: bool = False
+) -> MessageEdit:
     """The edit that a request asks for; raises if it is invalid."""
     if change.due_us is not None and change.shift_us:
         raise InvalidArgument("give either due_us or shift_us, not both")
@@ -238,11 +243,11 @@ def checked_edit(topic: Topic, change: MessageChange, owner: str, body: memoryvi
             "say what to change: due_us or shift_us, priority, replace; or delete, which excludes them"
         )
     if not change.replace:
-        return MessageEdit(change, None, owner)
+        return MessageEdit(change, None, owner, owned_only)
     batch = received(body)
     columns = batch.columns()
     if batch.count != 1:
         raise InvalidArgument(f"the new value must be a batch of one message, not {batch.count}")
     check_messages(columns, topic.settings.message_bytes_max, str(topic))
     headers = columns.headers[0] if columns.headers is not None else None
-    return MessageEdit(change, Content(columns.values[0], headers), owner)
+    return MessageEdit(change, Content(columns.values[0], headers), owner, owned_only)

@@ -4,10 +4,18 @@ from collections.abc import Generator
 
 import msgspec
 
-from headrace.broker.dead_letters import LOST_HEADER, PREFIX, DeadLetters
+from headrace.broker.dead_letters import (
+    LOST_HEADER,
+    PREFIX,
+    REDRIVE,
+    DeadLetters,
+    dead_topic,
+    has_foreign_dead_letters,
+)
 from headrace.broker.ledger import Ledger
 from headrace.broker.message_editor import EDITS_TOGETHER, MessageEdit, MessageEditor, checked_edit
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer, encode_detached_batch
+from headrace.broker.ports import Session
 from headrace.broker.search import Search, SearchPosition, died_us, headers_of, number_in
 from headrace.broker.slices import TimedSteps
 from headrace.broker.subscription import Subscription
@@ -35,6 +43,7 @@ from headrace.model.leasing import (
     Selection,
 )
 from headrace.model.limits import LEASE_MESSAGES_MAX
+from headrace.model.request import Resource, Verb
 from headrace.model.subscription import checked_subscription
 
 _TOGETHER = 64
@@ -114,14 +123,16 @@ class MessageQueries:
             totals = [total + count for total, count in zip(totals, tally.counts, strict=True)]
         return Forecasted(totals[1:-1], totals[0], totals[-1])
 
-    def edit_matching(self, request: EditMatching, body: memoryview, now_us: int) -> PendingAnswer[Edited]:
+    def edit_matching(
+        self, request: EditMatching, body: memoryview, now_us: int, *, owned_only: bool = False
+    ) -> PendingAnswer[Edited]:
         """Edit all messages that match, up to a number."""
         _check(request.selection, request.messages_max)
         if request.selection.status == "dead":
             raise InvalidArgument("dead messages cannot be edited; redrive them first")
         topic = self._topics.get(request.topic)
         check_stores(str(topic), topic.settings, "edit messages of")
-        edition = checked_edit(topic, request.change, request.owner, body)
+        edition = checked_edit(topic, request.change, request.owner, body, owned_only=owned_only)
         return self._turns.in_slices(self._edit_matching(request, edition, now_us))
 
     def _edit_matching(self, request: EditMatching, edition: MessageEdit, now_us: int) -> TimedSteps:
@@ -156,10 +167,15 @@ class MessageQueries:
                 now_us = yield
         return self._editor.answer(outcomes, search.after)
 
-    def redrive(self, request: Redrive, now_us: int) -> PendingAnswer[Redriven]:
-        """Redrive dead letters."""
+    def redrive(self, session: Session, request: Redrive, now_us: int) -> PendingAnswer[Redriven]:
+        """Redrive dead letters: from another topic than the one that belongs to the subscription's own, if the session
+        may lease them there.
+        """
         _check(request.selection, request.messages_max)
         request.selection.status = "dead"
+        wanted = self._registry.get(request.topic, request.subscription)
+        if session.access is not None and has_foreign_dead_letters(wanted):
+            session.access.require(Verb.LEASE.value, Resource.SUBSCRIPTION.value, dead_topic(wanted), REDRIVE)
         return self._turns.in_slices(self._redrive(request, now_us))
 
     def _redrive(self, request: Redrive, now_us: int) -> TimedSteps:

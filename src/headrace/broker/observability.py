@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from headrace.broker.audit_trail import AuditTrail
 from headrace.broker.bus_events import BusEvents, bare_name
 from headrace.broker.dead_letters import BuriedMessages, DeadLetters
 from headrace.broker.group_coordinator import GroupCoordinator
@@ -15,12 +16,14 @@ from headrace.broker.routes import RouteRegistry
 from headrace.broker.schedules import ScheduleRunner
 from headrace.broker.service_errors import ServiceErrorLog
 from headrace.broker.services import ServiceRegistry
+from headrace.broker.settings import BrokerSettings
 from headrace.broker.streams import Readers
 from headrace.broker.subscription import Subscription
 from headrace.broker.subscriptions import SubscriptionRegistry
 from headrace.broker.switchboard import Switchboard
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.turns import Turns
+from headrace.broker.webhooks import WebhookRegistry
 from headrace.model.bus_event import EventsRecord
 from headrace.model.log_level_requests import LogLevelList, LogLevelReset, LogLevelRule, LogLevelSet
 from headrace.model.request import Request, Resource, Verb
@@ -38,6 +41,7 @@ from headrace.model.service_requests import (
 )
 from headrace.model.subscription import SubscriptionSettings
 from headrace.model.topic import TopicName
+from headrace.security.definitions import DefinitionsStore
 
 Handler = Callable[[Session, Any, memoryview, int], Any]
 Handlers = dict[type[Request[Any]], Handler]
@@ -61,6 +65,7 @@ class ObservedParts(NamedTuple):
     dead_letters: DeadLetters
     schedules: ScheduleRunner
     routes: RouteRegistry
+    webhooks: WebhookRegistry
     readers: Readers
     leasing: LeaseDispatcher
     switchboard: Switchboard
@@ -69,11 +74,19 @@ class ObservedParts(NamedTuple):
 class Observability:
     """Connects the broker's components to the events, and answers the requests about all of this."""
 
-    def __init__(self, parts: ObservedParts, ledger: Ledger, ports: Ports, turns: Turns, *, always: bool) -> None:
-        """With `always`, events are recorded from the start."""
+    def __init__(
+        self,
+        parts: ObservedParts,
+        ledger: Ledger,
+        ports: Ports,
+        turns: Turns,
+        definitions: DefinitionsStore,
+        settings: BrokerSettings,
+    ) -> None:
         self._parts = parts
         self._turns = turns
-        self.events = BusEvents(parts.topics, ledger, turns, parts.switchboard.emit, always=always)
+        self.events = BusEvents(parts.topics, ledger, turns, parts.switchboard.emit, always=settings.record_events)
+        self.audit = AuditTrail(parts.topics, ledger, turns, definitions, always=settings.audit)
         self.errors = ServiceErrorLog(parts.topics, ledger)
         self.services = ServiceRegistry(ledger, ports, self.errors)
         self.levels = LogLevels(ledger)
@@ -82,6 +95,7 @@ class Observability:
         parts.groups.member_changed.connect(self._member_changed)
         parts.schedules.changed.connect(lambda name, action, now: self.events.record("schedule", action, name, now))
         parts.routes.changed.connect(self._route_changed)
+        parts.webhooks.told.connect(self._webhook_changed)
         parts.dead_letters.buried.connect(self._buried)
         parts.dead_letters.refused.connect(self._refused)
         parts.dead_letters.redriven.connect(self._redriven)
@@ -89,6 +103,25 @@ class Observability:
         self.services.policy_changed.connect(self._policy_changed)
         self.levels.changed.connect(self._level_changed)
         self._set_tracing()
+
+    def begin_erasing(self, tenant: str) -> None:
+        """Tell of nothing that happens to a tenant which is being deleted."""
+        self.events.mute(tenant)
+        self.audit.mute(tenant)
+
+    def forget_tenant(self, tenant: str, now_us: int) -> None:
+        """Forget the services and errors of a tenant, of which nothing else is left."""
+        self.services.forget_tenant(tenant, now_us)
+        self.errors.forget_tenant(tenant)
+        self.audit.forget_tenant(tenant)
+        self._parts.switchboard.forget_tenant(tenant)
+
+    def end_erasing(self, tenant: str) -> None:
+        """Begin anew with a tenant that was deleted: its facts are forgotten, too."""
+        self.services.restricted.discard(tenant)
+        self.levels.reload()
+        self.events.unmute(tenant)
+        self.audit.unmute(tenant)
 
     def requests(self) -> Handlers:
         """The handlers of its requests."""
@@ -105,13 +138,15 @@ class Observability:
             LogLevelSet: lambda session, ask, _, now: levels.set(session, ask, now),
             LogLevelReset: lambda session, ask, _, now: levels.reset(session, ask, now),
             LogLevelList: lambda session, _, __, ___: levels.listed(session),
+            **self.audit.requests(),
         }
 
     def attributed(self, handlers: Handlers) -> Handlers:
-        """The handlers, of which those that change structures name the client in their events."""
-        return {
+        """The handlers, of which those that change structures name the client in their events and are audited."""
+        attributed = {
             kind: self._attributed(handler) if _is_structural(kind) else handler for kind, handler in handlers.items()
         }
+        return self.audit.audited(attributed)
 
     def _attributed(self, handler: Handler) -> Handler:
         events = self.events
@@ -146,6 +181,9 @@ class Observability:
     def _route_changed(self, route: RouteDefinition, action: str, now_us: int) -> None:
         details = {"source": bare_name(route.source), "targets": [bare_name(target) for target in route.targets]}
         self.events.record("route", action, route.name, now_us, details)
+
+    def _webhook_changed(self, name: str, action: str, details: dict[str, Any], now_us: int) -> None:
+        self.events.record("webhook", action, name, now_us, details, durable=action not in ("opened", "closed"))
 
     def _buried(self, dead: BuriedMessages) -> None:
         topic, subscription = dead.subscription.topic, dead.subscription.name

@@ -26,17 +26,27 @@ def encode_detached_batch(columns: Columns, now_us: int) -> Bytes:
     return batch.data
 
 
+def _drop_tracebacks(error: BaseException) -> None:
+    """Release what the frames of an error hold, such as open files: whoever stores it may be among them, in a cycle."""
+    cause: BaseException | None = error
+    while cause is not None and cause.__traceback__ is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+
+
 class PendingAnswer(Generic[Outcome]):
     """An answer to come, or an error. It has any number of listeners, which it calls in the order of their coming.
 
     It belongs to the broker's thread. Whoever asked can cancel it; it can be awaited on an event loop.
     """
 
-    __slots__ = ("_listeners", "outcome", "resolved")
+    __slots__ = ("_listeners", "is_committed", "outcome", "resolved")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_committed: bool = False) -> None:
         self.outcome: Outcome | HeadraceError | None = None
         self.resolved = False
+        self.is_committed = is_committed
+        """Whether it is resolved only when the journal has synced all that it tells, so that nothing else waits."""
         self._listeners: list[Callable[[Outcome | HeadraceError], None]] = []
 
     def then(self, listener: Callable[[Outcome | HeadraceError], None]) -> None:
@@ -50,6 +60,8 @@ class PendingAnswer(Generic[Outcome]):
         """Pass the answer or the error on to every listener; an answer that was cancelled before is dropped."""
         if self.resolved:
             return
+        if isinstance(outcome, HeadraceError):
+            _drop_tracebacks(outcome)
         self.outcome = outcome
         self.resolved = True
         listeners, self._listeners = self._listeners, []

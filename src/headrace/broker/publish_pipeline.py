@@ -65,7 +65,7 @@ class PublishPipeline:
         assert topic.middleware is not None
         end = self._transactions.expect_stage(request, batch, now_us)
 
-        def finish(processed: ProcessedBatch, now_us: int) -> TransactionStaged:
+        def finish(processed: ProcessedBatch, now_us: int) -> TransactionStaged | PendingAnswer[TransactionStaged]:
             end()
             if processed.dead and (topic.settings.key_versions or request.expected_version is not None):
                 raise processed.refusal(topic.name.topic)

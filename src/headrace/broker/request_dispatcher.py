@@ -8,6 +8,7 @@ from headrace.broker.deadlines import Deadlines
 from headrace.broker.pending_answer import AnswerWithBody
 from headrace.broker.ports import Ports, Session
 from headrace.broker.responders import LiveResponder, OpenRequest, PendingReply, TenantRequests
+from headrace.broker.signal import Signal, TakenShare
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.streams import OpenedReading
 from headrace.broker.subject_trie import SubjectTrie
@@ -55,6 +56,8 @@ _UNRECEIVED = (
     "the request was handled, but too many replies wait, because the caller does not receive them; ask for less"
 )
 _TIMED_OUT_TOGETHER = 1_000
+_COUNTS = ("requests", "requests_open", "requests_waiting", "timeouts", "late_replies", "unknown_replies")
+"""What is counted of each tenant."""
 _AT_ONCE = 128
 """Responders that are removed, or requests that are failed, in one slice."""
 
@@ -63,6 +66,8 @@ class RequestDispatcher:
     """Dispatches requests to responders. The deadline of each request is kept here."""
 
     def __init__(self, ports: Ports) -> None:
+        self.taking: Signal[TakenShare] = Signal()
+        """Emitted before a tenant takes more of what the broker has for all; a listener refuses by raising."""
         self._ports = ports
         self._tenants: dict[str, TenantRequests] = {}
         self._responders: dict[Session, dict[int, LiveResponder]] = {}
@@ -128,6 +133,8 @@ class RequestDispatcher:
             or (queue is None and len(requests.waiting) >= WAITING_SUBJECTS_MAX)
         ):
             raise Busy(f"all responders of {subject} are busy, and as many requests wait as may; try again in a moment")
+        held = requests.held_bytes, self._held_bytes, REQUESTS_WAITING_BYTES_MAX, size_bytes
+        self.taking(TakenShare(one.tenant, "bytes_of_waiting_requests", *held))
         if queue is None:
             queue = requests.waiting[subject] = OrderedDict()
             requests.candidates[subject] = dict.fromkeys(responders)
@@ -135,6 +142,7 @@ class RequestDispatcher:
                 responder.waiting[subject] = None
         one.value, one.size_bytes = bytes(body), size_bytes
         self._held_bytes += size_bytes
+        requests.held_bytes += size_bytes
         requests.requests_waiting += 1
         one.queued = True
         queue[one.number] = one
@@ -229,6 +237,7 @@ class RequestDispatcher:
         one.queued = False
         requests.requests_waiting -= 1
         self._held_bytes -= one.size_bytes
+        requests.held_bytes -= one.size_bytes
 
     def _forget_waiting(self, requests: TenantRequests, subject: str) -> None:
         """No request to a subject waits any more."""
@@ -254,14 +263,17 @@ class RequestDispatcher:
             raise LimitExceeded(
                 f"the broker has {LIVE_SUBSCRIPTIONS_IN_ALL_MAX} responders, which is the maximum; close some"
             )
-        self._number += 1
-        responder = LiveResponder(self._number, session, place, request.concurrency)
         requests = self._tenants.get(place.tenant)
+        used, limit = 0 if requests is None else requests.responders, LIVE_SUBSCRIPTIONS_IN_ALL_MAX
+        self.taking(TakenShare(place.tenant, "responders", used, self._count, limit))
         if requests is None:
             requests = self._tenants[place.tenant] = TenantRequests()
+        self._number += 1
+        responder = LiveResponder(self._number, session, place, request.concurrency)
         requests.trie.add(place.subject, responder)
         mine[responder.number] = responder
         self._count += 1
+        requests.responders += 1
         if requests.waiting:
             its_own = SubjectTrie[LiveResponder]()  # not that of all, with which each subject could take long
             its_own.add(place.subject, responder, limited=False)
@@ -343,6 +355,7 @@ class RequestDispatcher:
         if not requests.trie.remove(responder.subject, responder):
             return  # it was closed before
         self._count -= 1
+        requests.responders -= 1
         orphaned: list[OpenRequest] = []
         for subject in responder.waiting:
             candidates = requests.candidates[subject]
@@ -416,18 +429,15 @@ class RequestDispatcher:
 
     def describe(self, session: Session, info: SwitchboardInfo) -> SwitchboardInfo:
         """Fill in the counts of the session's tenant."""
-        requests = self._tenants.get(session.tenant)
-        if requests is not None:
-            info.responders = len(requests.trie)
-            for name in (
-                "requests",
-                "requests_open",
-                "requests_waiting",
-                "timeouts",
-                "late_replies",
-                "unknown_replies",
-            ):
-                setattr(info, name, getattr(requests, name))
+        return self.total(session.tenant, info)
+
+    def total(self, tenant: str | None, info: SwitchboardInfo) -> SwitchboardInfo:
+        """Fill in the counts of a tenant, or of all."""
+        for name, requests in self._tenants.items():
+            if tenant in (None, name):
+                info.responders += len(requests.trie)
+                for count in _COUNTS:
+                    setattr(info, count, getattr(info, count) + getattr(requests, count))
         return info
 
 

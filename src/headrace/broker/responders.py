@@ -82,6 +82,9 @@ class TenantRequests:
         self.requests = 0
         self.requests_open = 0
         self.requests_waiting = 0
+        self.held_bytes = 0
+        """Of waiting requests."""
+        self.responders = 0
         self.timeouts = 0
         self.late_replies = 0
         self.unknown_replies = 0

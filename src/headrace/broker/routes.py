@@ -81,6 +81,8 @@ class RouteRegistry:
         self._turns = turns
         self._check_room = check_room
         self._queue = ForwarderQueue(turns, ports)
+        self.making: Signal[str] = Signal()
+        """Emitted before a route is made; a listener refuses by raising."""
         self.changed: Signal[RouteDefinition, str, int] = Signal()
         """A route was `created`, `altered` or `deleted`, with the time."""
         self._sources: dict[int, RoutedSource] = {}
@@ -138,6 +140,8 @@ class RouteRegistry:
             return self._ledger.durably(self._info(before))
         if before is None and len(self) >= ROUTES_MAX:
             raise LimitExceeded(f"there are {ROUTES_MAX} routes, which is the maximum; remove some")
+        if before is None:
+            self.making(route.name)
         for target in target_names(route):
             check_clients_topic(target)
         self._check_views(route)
@@ -233,6 +237,15 @@ class RouteRegistry:
             return RoutesFound(found)
 
         return in_slices(self._ports, steps())
+
+    def names(self) -> list[str]:
+        """The names of all routes, with their tenants."""
+        return list(self._state.by_name)
+
+    def describe(self, name: str) -> RouteInfo | None:
+        """A route as it is known without opening anything; None if there is no such route."""
+        fact = self._state.by_name.get(name)
+        return None if fact is None else self._info(fact)
 
     def _open_source(self, source_id: int) -> Steps:
         """Open the partitions of a source that were not used since the start: only then is known what they have."""

@@ -126,6 +126,8 @@ class ScheduleRunner:
         self._agenda: list[tuple[int, int, ScheduleEntry]] = []
         self._turns = count()
         self._id = max((kept.id for kept in ledger.state.schedules.values()), default=0)
+        self.making: Signal[str] = Signal()
+        """Emitted before a schedule is made; a listener refuses by raising."""
         self.changed: Signal[str, str, int] = Signal()
         """A schedule was `created`, `altered`, `paused`, `resumed` or `deleted`, or `failed`, with the time of day."""
         self._failures: dict[str, str] = {}
@@ -139,6 +141,10 @@ class ScheduleRunner:
 
     def __len__(self) -> int:
         return len(self._ledger.state.schedules)
+
+    def names(self) -> list[str]:
+        """The names of all schedules."""
+        return list(self._ledger.state.schedules)
 
     # Requests.
 
@@ -154,6 +160,8 @@ class ScheduleRunner:
             raise ScheduleExists(f"there is already a schedule {rule.name}; replace it, or choose another name")
         if before is None and len(self) >= SCHEDULES_MAX:
             raise LimitExceeded(f"there are {SCHEDULES_MAX} schedules, which is the maximum; remove some")
+        if before is None:
+            self.making(rule.name)
         if before is not None and before.definition.paused:
             rule = msgspec.structs.replace(rule, paused=True)
         kept, entry = self._replaced(rule, before, now_us)

@@ -7,8 +7,8 @@ import msgspec
 from headrace.broker.live_instance import LiveInstance
 from headrace.broker.slices import Steps
 from headrace.broker.subject_trie import SubjectTrie
+from headrace.broker.switchboard import parse_pattern, parse_subject
 from headrace.model.service_requests import ServiceInfo, ServiceList, ServicesFound
-from headrace.model.subject import checked_subject
 from headrace.model.topic import parse_topic
 
 _LISTED_INSTANCES_MAX = 100
@@ -112,7 +112,7 @@ class _WantedService:
     def __init__(self, request: ServiceList) -> None:
         self._produces = str(parse_topic(request.produces)) if request.produces else ""
         self._consumes = str(parse_topic(request.consumes)) if request.consumes else ""
-        self._serves = checked_subject(request.serves) if request.serves else ""
+        self._serves = str(parse_subject(request.serves)) if request.serves else ""
 
     def is_in(self, lives: list[LiveInstance]) -> Generator[None, None, bool]:
         """Whether these instances together do all of it."""
@@ -137,7 +137,9 @@ class _WantedService:
 
 def _serves(patterns: Iterable[str], subject: str) -> bool:
     """Whether a subject matches one of the patterns."""
+    tenant, bare = parse_subject(subject)
     trie = SubjectTrie[str]()
-    for pattern in patterns:
-        trie.add(pattern, pattern, limited=False)  # checked when the service was registered
-    return bool(trie.match(subject))
+    for pattern in map(parse_pattern, patterns):
+        if pattern.tenant == tenant:
+            trie.add(pattern.subject, pattern.subject, limited=False)  # checked when the service was registered
+    return bool(trie.match(bare))

@@ -80,6 +80,10 @@ class ServiceErrorLog:
         truncated = any(len(summary.last) < min(last_max, summary.total) for summary in found)
         return ErrorsFound(found, truncated)
 
+    def forget_tenant(self, tenant: str) -> None:
+        """Forget the errors of a tenant that was deleted; its topic is deleted, too."""
+        self._tallies.forget_tenant(tenant)
+
     def total(self, service: str) -> int:
         """How many errors a service has reported."""
         return self._tallies.total(tenant_of(service), service)

@@ -1,5 +1,6 @@
 """Registered services: live instances in memory, kept alive by their sessions, and the policy who may use the bus."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,10 +14,11 @@ from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports, Session
 from headrace.broker.service_discovery import describe_service, list_services
 from headrace.broker.service_errors import ServiceErrorLog
-from headrace.broker.signal import Signal
+from headrace.broker.signal import Signal, TakenShare
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.streams import OpenedReading
 from headrace.broker.subject_trie import SubjectTrie
+from headrace.broker.switchboard import parse_pattern
 from headrace.model.bus_event import EVENTS_SUBJECT
 from headrace.model.errors import InvalidArgument, LimitExceeded, NotRegistered, ServiceNotFound
 from headrace.model.limits import (
@@ -77,12 +79,15 @@ class ServiceRegistry:
         """An instance was `registered`, `altered` or `deregistered`, or has `expired`, with the time."""
         self.policy_changed: Signal[str, bool, int] = Signal()
         """A tenant's policy was changed: the tenant, whether it requires registration, and the time."""
+        self.taking: Signal[TakenShare] = Signal()
+        """Emitted before a tenant takes more of what the broker has for all; a listener refuses by raising."""
         self._openings: list[Callable[[], Iterable[OpenedReading]]] = []
         self._services: dict[str, dict[str, LiveInstance]] = {}
         """By name and instance."""
         self._by_client: dict[tuple[str, str], LiveInstance] = {}
         """The instance that registered last, by tenant and client."""
         self._count = 0
+        self._tenant_counts: Counter[str] = Counter()
         self._bytes = 0
         self._tenant_bytes: dict[str, int] = {}
         """What all instances say of themselves, and those of each tenant."""
@@ -100,7 +105,8 @@ class ServiceRegistry:
 
     def refusal(self, session: Session, request: Request[Any]) -> NotRegistered | None:
         """Why a session may not ask for this; None if it may."""
-        if session.services or session.tenant not in self.restricted or _is_exempt(session, request):
+        is_admitted = session.services or session.is_internal or session.tenant not in self.restricted
+        if is_admitted or _is_exempt(session, request):
             return None
         return NotRegistered(
             f"the tenant {session.tenant} admits registered services only, and {session.client or 'this client'} is "
@@ -142,20 +148,22 @@ class ServiceRegistry:
     def register(self, session: Session, request: ServiceRegister, now_us: int) -> ServiceRegistered:
         """Register an instance, or attach another session to one."""
         definition = _checked(request)
+        if session.access is not None:
+            for topic in definition.consumes:
+                session.access.require_reading(topic)
         key = definition.name, definition.instance
         ttl_us = request.ttl_ms * 1000
         known = self._services.get(definition.name, {}).get(definition.instance)
-        if known is not None and known.identity.name != session.identity.name:
-            raise InvalidArgument(
-                f"the instance {definition.instance} of the service {definition.name} is registered by "
-                f"{known.identity.name}; use another instance id"
-            )
+        if known is not None:
+            _check_identity(known, session)
         if known is None:
             if self._count >= SERVICE_INSTANCES_MAX:
                 raise LimitExceeded(
                     f"there are {SERVICE_INSTANCES_MAX} registered instances of services, which is the maximum; "
                     "deregister some"
                 )
+            counts = self._tenant_counts[session.tenant], self._count, SERVICE_INSTANCES_MAX
+            self.taking(TakenShare(session.tenant, "registered_instances", *counts))
             known = LiveInstance(definition, session, ttl_us, now_us)
             self._check_room(definition.name, known.size_bytes)
             self._add(known, now_us, "registered")
@@ -175,9 +183,13 @@ class ServiceRegistry:
         return ServiceRegistered(request.ttl_ms)
 
     def deregister(self, session: Session, request: ServiceDeregister, now_us: int) -> Done:
-        """Forget an instance that the session has registered."""
+        """Forget an instance that the session has registered, or another one of its identity."""
         name = checked_tenant_name(request.name, "service")
         known = session.services.get((name, request.instance))
+        if known is None and request.any_session:
+            known = self._services.get(name, {}).get(request.instance)
+            if known is not None:
+                _check_identity(known, session)
         if known is not None:
             for each in list(known.sessions):
                 each.services.pop(known.key, None)
@@ -200,6 +212,12 @@ class ServiceRegistry:
                 self._add(known, now_us, "registered")
                 self._see(known, now_us)
 
+    def share(self, session: Session, other: Session) -> None:
+        """Attach another session of the same client to the instances that a session has registered."""
+        for key, known in session.services.items():
+            other.services[key] = known
+            known.sessions.add(other)
+
     def disconnect(self, session: Session) -> None:
         """Detach a closed session from its instances, which stay until their time to live is over."""
         for known in session.services.values():
@@ -216,6 +234,16 @@ class ServiceRegistry:
     def next_tick_us(self) -> int | None:
         """When the next instance may expire."""
         return self._deadlines.next_us()
+
+    def count(self, tenant: str | None) -> int:
+        """How many instances are registered, of a tenant or of all."""
+        return self._count if tenant is None else self._tenant_counts[tenant]
+
+    def forget_tenant(self, tenant: str, now_us: int) -> None:
+        """Forget the instances of a tenant that was deleted."""
+        for known in [one for each in self._services.values() for one in each.values()]:
+            if tenant_of(known.key[0]) == tenant:
+                self._remove(known, now_us, "deregistered")
 
     def service_of(self, tenant: str, client: str) -> LiveInstance | None:
         """The instance that a client has registered."""
@@ -258,6 +286,7 @@ class ServiceRegistry:
         name, instance = known.key
         self._services.setdefault(name, {})[instance] = known
         self._count += 1
+        self._tenant_counts[tenant_of(name)] += 1
         self._count_bytes(name, known.size_bytes)
         self._by_client[tenant_of(name), known.client] = known
         self.changed(known, action, now_us)
@@ -269,6 +298,9 @@ class ServiceRegistry:
         if not others:
             del self._services[name]
         self._count -= 1
+        self._tenant_counts[tenant_of(name)] -= 1
+        if not self._tenant_counts[tenant_of(name)]:
+            del self._tenant_counts[tenant_of(name)]
         self._count_bytes(name, -known.size_bytes)
         self._deadlines.remove(known.key)
         self._forget_client(known)
@@ -313,6 +345,16 @@ class ServiceRegistry:
         return in_slices(self._ports, steps())
 
 
+def _check_identity(known: LiveInstance, session: Session) -> None:
+    """Refuse a session that has another identity than the one which registered an instance."""
+    if known.identity.name != session.identity.name:
+        name, instance = known.key
+        raise InvalidArgument(
+            f"the instance {instance} of the service {name} is registered by {known.identity.name}; use another "
+            "instance id"
+        )
+
+
 def _is_exempt(session: Session, request: Request[Any]) -> bool:
     """Whether a request is open to those who are not registered."""
     if type(request) in _ALWAYS_ADMITTED:
@@ -322,6 +364,8 @@ def _is_exempt(session: Session, request: Request[Any]) -> bool:
         if permission.verb in verbs:
             continue
         names = [name.rpartition("/")[2] for name, *_ in permission.names(request)]
+        if "." in permission.field and not names:
+            continue  # about something that the request may name, and does not
         is_reading = permission.verb is Verb.CONSUME and session.is_local
         if not (is_reading and names and all(name.startswith((SYSTEM_PREFIX, EVENTS_SUBJECT)) for name in names)):
             return False
@@ -341,10 +385,11 @@ def _checked(request: ServiceRegister) -> ServiceDefinition:
         instance=checked_plain_name(given.instance, "service instance"),
         produces=[str(parse_topic(topic)) for topic in given.produces],
         consumes=[str(parse_topic(topic)) for topic in given.consumes],
+        serves=[str(parse_pattern(pattern)) for pattern in given.serves],
     )
     patterns = SubjectTrie[str]()
-    for pattern in given.serves:
-        patterns.add(pattern, pattern)
+    for pattern in definition.serves:
+        patterns.add(parse_pattern(pattern).subject, pattern)
     if len(given.version) > SERVICE_VERSION_CHARS_MAX:
         raise InvalidArgument(f"a version has up to {SERVICE_VERSION_CHARS_MAX} characters, not {len(given.version)}")
     size_bytes = definition_bytes(definition)

@@ -4,6 +4,7 @@ import msgspec
 
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import SECONDS_MAX
+from headrace.model.tenant import quotas_of
 from headrace.model.topic import TopicSettings
 
 
@@ -30,15 +31,23 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     result_seconds: float = 86400.0
     """How long results of jobs are kept: the retain_seconds of the topic headrace.results when it is created."""
 
+    tenant_quotas: list[str] = []
+    """Quotas of tenants other than the default one that have none of their own, as NAME=NUMBER."""
     record_events: bool = False
     """Record events about the bus from the start, in the topic headrace.events; else when the first observer asks."""
+
+    connections_per_identity_max: int = 5_000
+    """Sessions of one identity at once, other than the anonymous and the local one."""
+    audit: bool = False
+    """Record administrative actions, refused attempts and logins also while security is not enabled."""
 
     def __post_init__(self) -> None:
         if self.topic.middleware:
             raise InvalidArgument("middleware cannot be a default of new topics: give it to one topic")
         if self.topic.view_of is not None:
             raise InvalidArgument("view_of and view_query cannot be defaults of new topics: give them to one topic")
-        for name in ("topics_max", "journal_bytes"):
+        quotas_of(self.tenant_quotas)  # raises if one is wrong
+        for name in ("topics_max", "journal_bytes", "connections_per_identity_max"):
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} must be more than 0, not {getattr(self, name)}")
         for name in ("maintenance_seconds", "compact_seconds", "transaction_seconds_max", "result_seconds"):

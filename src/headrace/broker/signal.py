@@ -1,10 +1,23 @@
 """Signals and inquiries: a component announces an event, or asks about one, without knowing who listens."""
 
 from collections.abc import Callable, Iterable
-from typing import Generic, ParamSpec, TypeVar
+from typing import Generic, NamedTuple, ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
 Item = TypeVar("Item")
+
+
+class TakenShare(NamedTuple):
+    """What a tenant is about to take more of, which the broker has for all tenants."""
+
+    tenant: str
+    what: str
+    used: int
+    """How much the tenant has."""
+    total: int
+    """How much all tenants have."""
+    maximum: int
+    more: int = 1
 
 
 class Signal(Generic[Arguments]):

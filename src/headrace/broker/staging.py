@@ -10,6 +10,7 @@ from headrace.broker.ports import Ports
 from headrace.broker.sync_waiters import SyncWaiters
 from headrace.engines.api import FormerBatch, KeyCounts, Partition
 from headrace.model.batch import Batch, Columns, Producer, encode
+from headrace.model.durability import Durability
 from headrace.model.errors import HeadraceError
 
 _HEADER_PRODUCER = 2
@@ -85,6 +86,11 @@ class StagingLog:
     def idle(self) -> bool:
         """Whether nobody waits for a sync."""
         return self._syncing.idle
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether a sync makes batches survive the loss of this machine."""
+        return self._log.durability_max >= Durability.REPLICATED
 
     @property
     def size_bytes(self) -> int:

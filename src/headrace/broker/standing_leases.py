@@ -43,6 +43,7 @@ class StandingLease:
         "bound",
         "credit_bytes",
         "credit_messages",
+        "delivery",
         "ended",
         "number",
         "pending_lease",
@@ -66,6 +67,8 @@ class StandingLease:
         self.bound: list[Holding] = []
         """Delivered leases that are bound to the session; some may be settled."""
         self.tracked_max = _TRACKED_MIN
+        self.delivery = 0
+        """The number of its last delivery; 0: it had none."""
 
     @property
     def wants(self) -> bool:
@@ -108,6 +111,7 @@ class StandingLeases:
         self._ledger = ledger
         self._turns = turns
         self._number = 0
+        self._deliveries = 0
         self._sessions: dict[Session, dict[int, StandingLease]] = {}
         """Open requests by session and number, and closed ones whose leases stay with the session."""
         self._subscriptions: dict[int, dict[int, StandingLease]] = {}
@@ -171,15 +175,23 @@ class StandingLeases:
 
     def pause(self, session: Session) -> None:
         """Stop leasing to a session whose client receives too slowly."""
-        session.blocked = True
+        session.receives_slowly = True
         for standing in self._sessions.get(session, {}).values():
             self._withdraw(standing)
 
     def resume(self, session: Session) -> None:
         """Lease to a session again, as its client has caught up."""
-        session.blocked = False
-        for standing in self._sessions.get(session, {}).values():
-            self._wait(standing)
+        session.receives_slowly = False
+        self.wake({session})
+
+    def wake(self, sessions: set[Session]) -> None:
+        """Serve the requests of sessions to which messages may be leased again, first those that got some long ago."""
+        standings = [one for session in sessions for one in self._sessions.get(session, {}).values()]
+        for standing in sorted(standings, key=lambda one: one.delivery):
+            if standing.queued:
+                self._dispatcher.serve_soon(standing.subscription)
+            else:
+                self._wait(standing)
 
     def opened(self) -> Iterator[OpenedReading]:
         """All open requests."""
@@ -256,6 +268,8 @@ class StandingLeases:
         if standing.ended:  # closed while the journal was written: the client never gets them
             self._release_some(standing.session, standing, list(map(_holding, portions)), undelivered=True)
             return
+        self._deliveries += 1
+        standing.delivery = self._deliveries
         size_bytes = standing.pending_lease.taken_bytes
         standing.credit_bytes -= size_bytes
         for portion in portions:
@@ -348,10 +362,11 @@ class StandingLeases:
 
         def released(outcome: Settlement | HeadraceError) -> None:
             if isinstance(outcome, HeadraceError):
-                logger.warning(
-                    "messages of an ended session not released; retrying  topic=%s reason=%s", request.topic, outcome
-                )
+                text = "messages of ended sessions not released; retrying  topic=%s"
+                self._ledger.failures.note(("release", request.topic), outcome, text, request.topic)
                 self._unreleased.append((session, request))
+            else:
+                self._ledger.failures.worked(("release", request.topic))
             done.resolve(Done())
 
         try:

@@ -7,11 +7,12 @@ from typing import Any
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.deadlines import Deadlines
 from headrace.broker.pending_answer import AnswerWithBody
-from headrace.broker.ports import Ports, Session
+from headrace.broker.ports import Meter, Ports, Session
 from headrace.broker.topics import TopicRegistry
 from headrace.engines.api import Slice, as_headrace_error
+from headrace.model.batch import leading_batches
 from headrace.model.errors import HeadraceError, LimitExceeded, ProtocolError
-from headrace.model.limits import BATCH_BYTES_MAX, STREAMS_MAX
+from headrace.model.limits import BATCH_BYTES_MAX, STREAMS_MAX, THROTTLE_SECONDS_MAX
 from headrace.model.reading import Fetch, Fetched, StreamClose, StreamCredit, StreamOpen, StreamOpened
 from headrace.model.request import Request
 from headrace.model.requests import Done
@@ -20,6 +21,7 @@ OpenedReading = tuple[Session, Request[Any], Callable[[HeadraceError], None]]
 """What a session has open: the request that opened it, and a callable that ends it with an error."""
 
 _NO_CREDIT = -(1 << 62)
+_RATE_WAIT_US_MAX = THROTTLE_SECONDS_MAX * 1_000_000
 _TIMED_OUT_TOGETHER = 200
 """Maximum fetches answered without messages per tick."""
 
@@ -39,12 +41,12 @@ class Stream:
         active: ActivePartition,
         request: StreamOpen,
         readers: "Readers",
-        client: str,
+        session: Session,
         closed: Callable[[], object],
     ) -> None:
         active.check_offset(request.offset)
         self._readers = readers
-        self._client = client
+        self._session = session
         self.answer = StreamOpened(active.partition.first_offset, active.end_offset, active.topic_id)
         self.request = request
         self._failure: HeadraceError | None = None
@@ -56,6 +58,8 @@ class Stream:
         self._starved = False
         """Whether the last read found nothing, and the partition will call back."""
         self._is_open = True
+        self.delivery = 0
+        """The number of its last delivery, if its session is metered; 0: it had none."""
 
     def start(self, on_ready: Callable[[], None]) -> None:
         """Set the callback for new messages after `read` or `has_more` found none."""
@@ -68,19 +72,21 @@ class Stream:
                 raise self._failure
             return None
         self._starved = True  # set first: the partition may call back during the read
-        try:
-            found = self._active.read(self._offset, bytes_max, now_us, self._wake)
-        except OSError as error:
-            raise as_headrace_error(error) from error
+        meter = self._session.meter
+        if meter is not None and meter.is_over:
+            return None  # woken when more may be delivered
+        found = _read(self._active, self._offset, bytes_max, now_us, self.wake, meter)
         if found is not None:
+            if meter is not None:
+                self.delivery = self._readers.next_delivery()
             if self._readers.trace is not None:
-                place = self._active.topic, self._active.number, self._client
+                place = self._active.topic, self._active.number, self._session.client
                 self._readers.trace(*place, self._offset, found.next_offset, len(found.view))
             self._offset = found.next_offset
             self._credit_bytes -= len(found.view)
             self._starved = self._offset >= found.end_offset
             if self._starved:
-                self._active.listen(self._wake)
+                self._active.listen(self.wake)
         return found
 
     def has_more(self) -> bool:
@@ -104,10 +110,11 @@ class Stream:
         if self._is_open:
             self._is_open = False
             self._on_ready = _nobody
-            self._active.forget(self._wake)
+            self._active.forget(self.wake)
             self._closed()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Tell the reader that there may be something again."""
         self._starved = False
         if self._credit_bytes > 0:
             self._on_ready()
@@ -132,7 +139,9 @@ class WaitingFetch:
         self._deadline_us = deadline_us
         self._closed = closed
         self._on_ready = _nobody
-        active.listen(self._wake)
+        self.delivery = 0
+        """It had none."""
+        active.listen(self.wake)
 
     def start(self, on_ready: Callable[[], None]) -> None:
         """Set the callback for when `read` may have the answer."""
@@ -142,7 +151,9 @@ class WaitingFetch:
         """The final answer; None while the fetch continues to wait."""
         if self._failure is not None:
             raise self._failure
-        answer = _fetched(self._active, self.request, now_us, self._wake)
+        meter, answer = self.session.meter, None
+        if meter is None or not meter.is_over:  # else it is woken when more may be delivered
+            answer = _fetched(self._active, self.request, now_us, self.wake, meter)
         if answer is None and now_us < self._deadline_us:
             return None
         self.close()
@@ -161,10 +172,11 @@ class WaitingFetch:
     def close(self) -> None:
         """Cancel the fetch, as nobody waits for the answer."""
         self._on_ready = _nobody
-        self._active.forget(self._wake)
+        self._active.forget(self.wake)
         self._closed()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Tell the reader that the answer may be there."""
         self._on_ready()
 
 
@@ -178,7 +190,7 @@ class Readers:
         self._fetches: dict[int, WaitingFetch] = {}
         """The waiting fetches by number."""
         self._deadlines: Deadlines[int] = Deadlines()
-        self._number = 0
+        self._number = self._deliveries = 0
         self.trace: Callable[[str, int, str, int, int, int], None] | None = None
         """Logs each delivery of a stream, if any is to be: topic, partition, client, first and next offset, bytes."""
 
@@ -189,7 +201,9 @@ class Readers:
         end_offset = active.end_offset
         if request.verify and request.offset < end_offset:
             active.partition.batch_at(request.offset)
-        answer = _fetched(active, request, now_us, None)
+        if session.is_over_rate and request.wait_ms > 0 and request.offset < end_offset:
+            return self._wait(active, session, request, now_us + max(request.wait_ms * 1000, _RATE_WAIT_US_MAX))
+        answer = _fetched(active, request, now_us, None, session.meter)
         if answer is not None:
             return answer
         if request.wait_ms <= 0:
@@ -220,7 +234,7 @@ class Readers:
                 f"the connection has {STREAMS_MAX} streams, which is the maximum; close some, or connect once more"
             )
         active = self._topics.active(self._topics.get(request.topic), request.partition)
-        stream = Stream(active, request, self, session.client, lambda: streams.pop(request.stream, None))
+        stream = Stream(active, request, self, session, lambda: streams.pop(request.stream, None))
         streams[request.stream] = stream
         return stream
 
@@ -245,6 +259,19 @@ class Readers:
         for stream in list(self._streams.pop(session, {}).values()):
             stream.close()
 
+    def wake(self, sessions: set[Session]) -> None:
+        """Let sessions read again, to which nothing was delivered because of their tenant's rate."""
+        waiting: list[Stream | WaitingFetch] = [one for one in self._fetches.values() if one.session in sessions]
+        for session in sessions:
+            waiting += self._streams.get(session, {}).values()
+        for one in sorted(waiting, key=lambda one: one.delivery):  # those that got something long ago first
+            one.wake()
+
+    def next_delivery(self) -> int:
+        """Number a delivery, so that streams are woken in the order of their last ones."""
+        self._deliveries += 1
+        return self._deliveries
+
     def opened(self) -> Iterator[OpenedReading]:
         """All streams, and all fetches that wait."""
         for session, streams in self._streams.items():
@@ -265,14 +292,37 @@ class Readers:
 
 
 def _fetched(
-    active: ActivePartition, request: Fetch, now_us: int, on_ready: Callable[[], None] | None
+    active: ActivePartition, request: Fetch, now_us: int, on_ready: Callable[[], None] | None, meter: Meter | None
 ) -> AnswerWithBody[Fetched] | None:
     """The available batches; if there are none, returns None and calls `on_ready` once when there may be some."""
     bytes_max = max(1, min(request.bytes_max, BATCH_BYTES_MAX))
-    try:
-        found = active.read(request.offset, bytes_max, now_us, on_ready)
-    except OSError as error:
-        raise as_headrace_error(error) from error
+    found = _read(active, request.offset, bytes_max, now_us, on_ready, meter)
     if found is None:
         return None
     return AnswerWithBody(Fetched(found.next_offset, found.end_offset), found.view)
+
+
+def _read(
+    active: ActivePartition,
+    offset: int,
+    bytes_max: int,
+    now_us: int,
+    on_ready: Callable[[], None] | None,
+    meter: Meter | None,
+) -> Slice | None:
+    """Read whole batches, at least one, and as many as the rate allows, which counts them."""
+    messages_max = 0
+    if meter is not None:
+        messages_max, bytes_left = meter.room(now_us)
+        bytes_max = min(bytes_max, bytes_left)
+    try:
+        found = active.read(offset, bytes_max, now_us, on_ready)
+    except OSError as error:
+        raise as_headrace_error(error) from error
+    if meter is None or found is None:
+        return found
+    size_bytes, messages, next_offset = leading_batches(found.view, messages_max)
+    if size_bytes < len(found.view):
+        found = found._replace(view=found.view[:size_bytes], next_offset=next_offset)
+    meter.delivered(min(messages, found.next_offset - offset), len(found.view), now_us)
+    return found

@@ -6,11 +6,13 @@ from itertools import chain
 from typing import Any
 
 from headrace.broker.dead_letters import DeadLetters
+from headrace.broker.facts import AnyFact
 from headrace.broker.group_coordinator import offset_at
 from headrace.broker.leased_facts import SubscriptionDeleted, SubscriptionSet
 from headrace.broker.leased_facts import SubscriptionStateReset as ResetFact
 from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import PendingAnswer
+from headrace.broker.ports import Session
 from headrace.broker.slices import TimedSteps
 from headrace.broker.subscription import Subscription
 from headrace.broker.subscription_counts import counted
@@ -36,8 +38,10 @@ from headrace.model.leasing import (
     SubscriptionReset,
     Subscriptions,
 )
+from headrace.model.request import Resource
 from headrace.model.requests import Done
 from headrace.model.subscription import SubscriptionSettings, checked_subscription, subscription_settings
+from headrace.model.webhook_requests import WebhookSet
 
 logger = logging.getLogger("headrace.broker")
 
@@ -71,7 +75,7 @@ class SubscriptionAdmin:
         name = checked_subscription(request.subscription)
         settings, starts = subscription_settings(request.settings), {}
         if self._registry.find(topic, name) is None:
-            starts = yield from self._starts(topic, request)
+            starts = yield from self.starts(topic, request)
             if self._topics.by_id.get(topic.id) is not topic:
                 raise TopicNotFound(
                     f"the topic {topic} was deleted while the subscription was created; create the topic again"
@@ -90,18 +94,23 @@ class SubscriptionAdmin:
 
     def _alter(self, request: SubscriptionAlter, now_us: int) -> TimedSteps:
         found = yield from self._idle(request.topic, request.subscription)
-        settings = subscription_settings(request.settings, found.settings)
+        yield from self.apply_settings(found, subscription_settings(request.settings, found.settings), now_us)
+        return (yield from self._answer(found, now_us))
+
+    def apply_settings(
+        self, found: Subscription, settings: SubscriptionSettings, now_us: int, *companions: AnyFact
+    ) -> TimedSteps:
+        """Give a subscription other settings; facts that belong to the change are written together with it."""
         check_dead_letters(self._topics, found.topic, settings)
         before = found.fact
         fact = SubscriptionSet(
             before.id, before.topic_id, before.name, before.created_us, settings.as_dict(), before.starts
         )
-        self._ledger.record(now_us, fact)
+        self._ledger.record(now_us, fact, *companions)
         found.fact, found.settings = fact, settings
         self._registry.settings_changed(found)
         self._registry.structure_changed(found, "altered")
         yield from self._registry.prepare(found, self._altering(found, settings, now_us))
-        return (yield from self._answer(found, now_us))
 
     def _altering(self, subscription: Subscription, settings: SubscriptionSettings, now_us: int) -> TimedSteps:
         closings, work = subscription.closings, 0
@@ -128,7 +137,7 @@ class SubscriptionAdmin:
     def _resetting(self, found: Subscription, request: SubscriptionReset, now_us: int) -> TimedSteps:
         before, starts, settled = found.fact, found.fact.starts, []
         if request.start:
-            starts = yield from self._starts(found.topic, request)
+            starts = yield from self.starts(found.topic, request)
         else:
             try:
                 settled = yield from self._ledger.state.leased.settled(found.id, self._ledger.flush)
@@ -174,12 +183,17 @@ class SubscriptionAdmin:
         found = yield from self._idle(request.topic, request.subscription)
         return (yield from self.info(found, now_us))
 
-    def listed(self, request: SubscriptionList, tenant: str, now_us: int) -> PendingAnswer[Any]:
-        """List the subscriptions of a topic, or of all topics of a tenant, by name."""
+    def listed(self, session: Session, request: SubscriptionList, now_us: int) -> PendingAnswer[Any]:
+        """List the subscriptions of a topic, or of all topics of the session's tenant, by name.
+
+        A topic that the session may not see looks like one without subscriptions, also if it does not exist.
+        """
         if request.topic:
-            chosen = self._registry.of_topic(self._topics.known(request.topic))
+            is_seen = session.access is None or session.access.describes(Resource.TOPIC.value, request.topic)
+            topic = self._topics.known(request.topic) if is_seen else self._topics.find(request.topic)
+            chosen = [] if topic is None else self._registry.of_topic(topic)
         else:
-            chosen = [one for one in self._registry if one.topic.name.tenant == tenant]
+            chosen = [one for one in self._registry if one.topic.name.tenant == session.tenant]
         return self._turns.in_slices(self._listed(sorted(chosen, key=str), now_us))
 
     def _listed(self, chosen: list[Subscription], now_us: int) -> TimedSteps:
@@ -221,9 +235,10 @@ class SubscriptionAdmin:
             error=subscription.failure or subscription.topic.failure,
         )
 
-    def _starts(
-        self, topic: Topic, request: SubscriptionCreate | SubscriptionReset
+    def starts(
+        self, topic: Topic, request: SubscriptionCreate | SubscriptionReset | WebhookSet
     ) -> Generator[None, None, dict[int, int]]:
+        """Where a subscription begins in each partition; empty if it has all messages."""
         if request.start == "earliest":
             return {}
         if request.start not in ("latest", "time", "offset"):

@@ -53,6 +53,11 @@ class SubscriptionPolicies:
         registry.settings_changed.connect(self._changed)
         registry.scanned.connect(self._trim)
 
+    def check_room(self, topic: Topic) -> None:
+        """Raise if a leased subscription of a topic has as many messages as it may have; quick if none is full."""
+        if topic.id in self.refusing:
+            self.check(topic)
+
     def check(self, topic: Topic) -> None:
         """Refuse a publish to a topic while one of its subscriptions is full."""
         for subscription in self._registry.reading(topic):
@@ -158,7 +163,7 @@ def _drops(subscription: Subscription) -> bool:
 def _reached(subscription: Subscription) -> str:
     """The name of the limit that the subscription has reached; empty if none."""
     settings = subscription.settings
-    messages, size_bytes = _unsettled(subscription)
+    messages, size_bytes = unsettled(subscription)
     if settings.messages_max is not None and messages >= settings.messages_max:
         return "messages_max"
     return "bytes_max" if settings.bytes_max is not None and size_bytes >= settings.bytes_max else ""
@@ -167,7 +172,7 @@ def _reached(subscription: Subscription) -> str:
 def _excess(subscription: Subscription) -> int:
     """How many messages exceed the limits; at least one if the bytes do."""
     settings = subscription.settings
-    messages, size_bytes = _unsettled(subscription)
+    messages, size_bytes = unsettled(subscription)
     over = messages - settings.messages_max if settings.messages_max is not None else 0
     if settings.bytes_max is not None and size_bytes > settings.bytes_max:
         average = max(size_bytes / max(messages, 1), 1)
@@ -175,7 +180,7 @@ def _excess(subscription: Subscription) -> int:
     return over
 
 
-def _unsettled(subscription: Subscription) -> tuple[int, float]:
+def unsettled(subscription: Subscription) -> tuple[int, float]:
     """The number of unsettled messages, including those not scanned yet, and an estimate of their bytes."""
     messages, size_bytes = 0, 0.0
     for number, index in subscription.indexes.items():

@@ -7,6 +7,7 @@ from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.views import check_stores
 from headrace.model.errors import InvalidArgument
 from headrace.model.subscription import SubscriptionSettings, subscription_settings
+from headrace.model.system_topics import check_clients_topic
 from headrace.model.topic import Validity, parse_topic
 
 
@@ -14,6 +15,7 @@ def check_dead_letters(topics: TopicRegistry, topic: Topic, settings: Subscripti
     """Refuse to put dead messages where they would be handed out again, or cannot be stored."""
     if not settings.dead_letter_topic:
         return
+    check_clients_topic(settings.dead_letter_topic)
     name = parse_topic(settings.dead_letter_topic)
     if name == topic.name:
         raise InvalidArgument(f"dead_letter_topic cannot be {topic} itself: give another topic")

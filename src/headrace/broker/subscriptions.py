@@ -6,6 +6,7 @@ from functools import partial
 from itertools import chain
 
 from headrace.broker.active_partition import ActivePartition
+from headrace.broker.facts import AnyFact
 from headrace.broker.leased_facts import SubscriptionSet
 from headrace.broker.ledger import Ledger
 from headrace.broker.signal import Signal
@@ -49,6 +50,8 @@ class SubscriptionRegistry:
         self._topics = topics
         self._ledger = ledger
         self._turns = turns
+        self.making: Signal[Topic] = Signal()
+        """Emitted before a topic gets a subscription; a listener refuses by raising."""
         self.ready: Signal[Subscription, int] = Signal()
         """A subscription may have messages for consumers that wait."""
         self.overdue: Signal[Subscription, int] = Signal()
@@ -146,13 +149,23 @@ class SubscriptionRegistry:
         return made
 
     def record(
-        self, topic: Topic, name: str, settings: SubscriptionSettings, starts: dict[int, int], now_us: int
+        self,
+        topic: Topic,
+        name: str,
+        settings: SubscriptionSettings,
+        starts: dict[int, int],
+        now_us: int,
+        companion: Callable[[int], AnyFact] | None = None,
     ) -> Subscription:
-        """Write a new subscription to the journal; it is not open yet."""
+        """Write a new subscription to the journal; it is not open yet.
+
+        `companion` gets its id, and returns a fact that is written together with it.
+        """
         check_dead_letters(self._topics, topic, settings)
+        self.making(topic)
         number = self._ledger.state.leased.subscription_id + 1
         fact = SubscriptionSet(number, topic.id, checked_subscription(name), now_us, settings.as_dict(), starts)
-        self._ledger.record(now_us, fact)
+        self._ledger.record(now_us, fact, *(() if companion is None else (companion(number),)))
         made = self._add(fact, topic)
         self.structure_changed(made, "created")
         return made

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer, encode_detached_batch
 from headrace.broker.ports import Ports, Session
+from headrace.broker.signal import Signal, TakenShare
 from headrace.broker.slices import Steps, in_slices
 from headrace.broker.streams import OpenedReading
 from headrace.broker.subject_trie import SubjectTrie
@@ -47,6 +48,9 @@ class QualifiedSubject(NamedTuple):
 
     tenant: str
     subject: str
+
+    def __str__(self) -> str:
+        return self.subject if self.tenant == DEFAULT_TENANT else f"{self.tenant}/{self.subject}"
 
 
 class LiveSubscriber:
@@ -163,6 +167,8 @@ class Switchboard:
 
     def __init__(self, ports: Ports, ingress: SubjectIngress | None = None) -> None:
         """A switchboard; with an `ingress`, which stores what durable routes take."""
+        self.taking: Signal[TakenShare] = Signal()
+        """Emitted before a tenant takes more of what the broker has for all; a listener refuses by raising."""
         self._ingress = ingress
         self._ports = ports
         self._tenants: dict[str, TenantSubjects] = {}
@@ -234,6 +240,9 @@ class Switchboard:
             raise LimitExceeded(
                 f"the broker has {LIVE_SUBSCRIPTIONS_IN_ALL_MAX} live subscriptions, which is the maximum; end some"
             )
+        used = self._tenants[place.tenant].subscriptions if place.tenant in self._tenants else 0
+        limit = LIVE_SUBSCRIPTIONS_IN_ALL_MAX
+        self.taking(TakenShare(place.tenant, "live_subscriptions", used, self._count, limit))
         self._number += 1
         subscription = LiveSubscriber(self._number, session, place, request.queue)
         self._of(place.tenant).add(subscription)
@@ -281,12 +290,24 @@ class Switchboard:
 
     def describe(self, session: Session) -> SwitchboardInfo:
         """Counts of the session's tenant."""
+        return self.total(session.tenant)
+
+    def total(self, tenant: str | None) -> SwitchboardInfo:
+        """Counts of a tenant, or of all."""
         info = SwitchboardInfo()
-        subjects = self._tenants.get(session.tenant)
-        if subjects is not None:
-            info.subscriptions, info.published = subjects.subscriptions, subjects.published
-            info.delivered, info.dropped = subjects.delivered, subjects.dropped
+        for name, subjects in self._tenants.items():
+            if tenant in (None, name):
+                info.subscriptions += subjects.subscriptions
+                info.published += subjects.published
+                info.delivered += subjects.delivered
+                info.dropped += subjects.dropped
         return info
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Forget what was counted of a tenant that was deleted."""
+        subjects = self._tenants.get(tenant)
+        if subjects is not None and not subjects.subscriptions:
+            del self._tenants[tenant]
 
     def _of(self, tenant: str) -> TenantSubjects:
         subjects = self._tenants.get(tenant)

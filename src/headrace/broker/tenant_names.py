@@ -16,7 +16,7 @@ from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.model.arguments import shown
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.request import Answer, Request, Resource, WireStruct
-from headrace.model.topic import DEFAULT_TENANT
+from headrace.model.topic import DEFAULT_TENANT, tenant_of
 
 RequestType = TypeVar("RequestType", bound=Request[Any])
 
@@ -119,8 +119,8 @@ def check_plain(name: object) -> None:
 
 
 def count_names(names: Iterable[str], tenant: str | None) -> int:
-    """How many of the names are a tenant's, which is not the default one; without a tenant, how many there are."""
-    return sum(1 for name in names if tenant is None or name.startswith(f"{tenant}/"))
+    """How many of the names are a tenant's; without a tenant, how many there are."""
+    return sum(1 for name in names if tenant is None or tenant_of(name) == tenant)
 
 
 def _cancel(outcome: PendingAnswer[Any], _: object) -> None:
@@ -165,4 +165,6 @@ def _replaced(
     name, *rest = fields
     if isinstance(part, dict):
         return {**part, name: _replaced(part[name], tuple(rest), change)} if name in part else part
+    if not isinstance(part, msgspec.Struct):
+        return part  # whoever handles the request refuses it
     return msgspec.structs.replace(part, **{name: _replaced(getattr(part, name), tuple(rest), change, wanted)})

@@ -37,7 +37,7 @@ class TopicFiles:
     def _remove(self, topic_id: int, active_partitions: list[ActivePartition]) -> None:
         for active in active_partitions:
             try:
-                active.partition.close()
+                active.partition.close(is_deleted=True)
             except HeadraceError as error:
                 where = active.partition.location
                 logger.info("partition not closed before its removal  path=%s reason=%s", where, error)

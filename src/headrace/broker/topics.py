@@ -7,6 +7,8 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from types import MappingProxyType
 
+from msgspec.structs import replace
+
 from headrace.broker.active_partition import ActivePartition
 from headrace.broker.assignment import wanted_topics
 from headrace.broker.facts import (
@@ -34,7 +36,9 @@ from headrace.engines.api import (
     PartitionOwner,
     Store,
 )
+from headrace.model.durability import Durability
 from headrace.model.errors import (
+    DurabilityUnavailable,
     HeadraceError,
     InvalidArgument,
     LimitExceeded,
@@ -50,8 +54,9 @@ from headrace.model.middleware import LoadMiddleware
 from headrace.model.request import Answer
 from headrace.model.requests import Done, PartitionInfo, TopicCreate, TopicInfo, TopicList
 from headrace.model.suggestions import nearest, question
-from headrace.model.system_topics import BROKER_TOPICS, SYSTEM_TOPICS
+from headrace.model.system_topics import AUDIT_SETTINGS, AUDIT_TOPIC, BROKER_TOPICS, SYSTEM_TOPICS, check_audit_settings
 from headrace.model.topic import DEFAULT_TENANT, Storage, TopicName, TopicSettings, parse_topic, topic_settings
+from headrace.security.definitions import DefinitionsStore
 
 logger = logging.getLogger("headrace.broker")
 
@@ -102,16 +107,27 @@ class TopicRegistry:
     """All topics of a broker."""
 
     def __init__(
-        self, store: Store, ledger: Ledger, ports: Ports, settings: BrokerSettings, load_middleware: LoadMiddleware
+        self,
+        store: Store,
+        ledger: Ledger,
+        definitions: DefinitionsStore,
+        ports: Ports,
+        settings: BrokerSettings,
+        load_middleware: LoadMiddleware,
     ) -> None:
         cache = DerivedCache()
         self._middleware = TopicMiddleware(load_middleware, cache)
         self._store = store
         self._ledger = ledger
+        self._definitions = definitions
         self._ports = ports
         self._settings = settings
         self._boot_id = store.boot_id
+        self.durability_max = Durability.REPLICATED if store.is_replicated else Durability.SYNCED
+        """The durability that messages on the disk have once they are synced."""
         self.ballast = store.ballast
+        self.making: Signal[str, int, int] = Signal()
+        """Emitted before a tenant gets so many more topics and partitions; a listener refuses by raising."""
         self.changed: Signal[Topic, int] = Signal()
         """Emitted when a topic is created, deleted or gets more partitions, with the time."""
         self.altered: Signal[Topic, int] = Signal()
@@ -184,9 +200,11 @@ class TopicRegistry:
         return topic
 
     def _not_found(self, name: str) -> TopicNotFound:
-        """The error for a missing topic, with similar names of the same tenant."""
+        """The error for a missing topic, with similar names of the same tenant unless security is enabled."""
         tenant, wanted = parse_topic(name)
-        names = (topic.name.topic for topic in self._by_text.values() if topic.name.tenant == tenant)
+        is_secured = self._definitions.load().enabled  # not everybody may see all topics
+        known = () if is_secured else self._by_text.values()
+        names = (topic.name.topic for topic in known if topic.name.tenant == tenant)
         near = [str(TopicName(tenant, one)) for one in nearest(wanted, names, _LIKENESS, _LENGTHS_APART_MAX)]
         meant = f"; {question(near)}" if near else ";"
         hint = f"`headrace topic create {shlex.quote(name)}` makes it"
@@ -230,6 +248,7 @@ class TopicRegistry:
             if request.exist_ok:
                 return existing
             raise TopicExists(f"there is already a topic {name}; choose another name, or pass exist_ok")
+        check_audit_settings(str(name), request.settings)
         if len(self.by_id) >= self._settings.topics_max:
             raise LimitExceeded(
                 f"there are {len(self.by_id)} topics, which is the maximum; delete some, or raise topics_max"
@@ -239,6 +258,8 @@ class TopicRegistry:
         else:
             settings = topic_settings(request.settings, self._defaults(request))
             self._check_storage(settings)
+        if name.topic != AUDIT_TOPIC:  # no quota keeps actions from being recorded
+            self.making(name.tenant, 1, settings.partitions)
         middleware = self._middleware.make(settings)  # first what may go wrong
         fact = TopicSet(self._ledger.state.topic_id + 1, str(name), now_us, settings.as_dict())
         self._ledger.record(now_us, fact, *self.companions(str(name), fact.id, settings))
@@ -293,6 +314,7 @@ class TopicRegistry:
             )
         if given.get("view_of") is not None or given.get("view_query") is not None:
             raise InvalidArgument(f"{topic} is no virtual topic and cannot become one; create another topic as a view")
+        check_audit_settings(str(topic), given, AUDIT_SETTINGS)
         settings = topic_settings(given, topic.settings)
         if settings.storage is not topic.settings.storage:
             raise InvalidArgument("a topic's storage cannot be changed; create another topic and copy the messages")
@@ -303,9 +325,14 @@ class TopicRegistry:
                 f"the partitions of {topic} cannot become more while it has key_versions: keys would move to other "
                 "partitions, where their versions begin anew; create another topic and copy the messages"
             )
-        middleware = self._middleware.alter(topic.middleware, topic.settings, settings, anew=bool(topic.failure))
+        if "durability" in given:
+            self._check_storage(settings)
         altered = [(topic, settings)]
         altered += [(view, inherited(settings, str(topic), view.settings.view_query)) for view in self.views_of(topic)]
+        more = (settings.partitions - topic.settings.partitions) * len(altered)
+        if more:
+            self.making(topic.name.tenant, 0, more)
+        middleware = self._middleware.alter(topic.middleware, topic.settings, settings, anew=bool(topic.failure))
         facts = [
             TopicSet(each.id, str(each), each.created_us, given.as_dict(), each.revision + 1) for each, given in altered
         ]
@@ -404,9 +431,10 @@ class TopicRegistry:
             for at in numbers
         ]
         groups = self._ledger.state.groups_of(topic.id) if partitions else []
-        info = TopicInfo(
-            str(topic), topic.id, topic.created_us, topic.settings.as_dict(), active_partitions, groups, topic.failure
-        )
+        settings = topic.settings.as_dict()
+        if topic.settings.durability > self.durability_max:  # it was made in a cluster: this is what it has here
+            settings["durability"] = self.durability_max.name.lower()
+        info = TopicInfo(str(topic), topic.id, topic.created_us, settings, active_partitions, groups, topic.failure)
         if topic.id in self._views:
             info.views = sorted(map(str, self.views_of(topic)))
         if topic.is_view:
@@ -485,9 +513,17 @@ class TopicRegistry:
         own = SYSTEM_TOPICS.get(parse_topic(request.topic).topic, {})
         if self._store.directory is None and "storage" not in request.settings:
             own = {**own, "storage": "memory", "durability": "memory"}
-        return topic_settings(own, self._settings.topic) if own else self._settings.topic
+        defaults = self._settings.topic
+        if self._store.is_replicated and defaults.durability is Durability.SYNCED:
+            defaults = replace(defaults, durability=Durability.REPLICATED)
+        return topic_settings(own, defaults) if own else defaults
 
     def _check_storage(self, settings: TopicSettings) -> None:
+        if settings.durability > self.durability_max:
+            raise DurabilityUnavailable(
+                "this broker is not part of a cluster, so a topic cannot have durability replicated: use synced, or "
+                "start the broker with --cluster and --store"
+            )
         if self._store.directory is None and settings.storage is not Storage.MEMORY:
             raise InvalidArgument(
                 "this broker has no data directory, so topics cannot have storage disk; use storage memory"

@@ -13,6 +13,7 @@ from headrace.broker.ledger import Ledger
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Ports
 from headrace.broker.settings import BrokerSettings
+from headrace.broker.signal import Signal
 from headrace.broker.staging import StagedBatch, StageHeader, StagingLog
 from headrace.broker.topics import Topic, TopicRegistry
 from headrace.broker.version_checks import VersionChecks
@@ -27,7 +28,7 @@ from headrace.model.errors import (
     TransactionFenced,
     TransactionNotFound,
 )
-from headrace.model.limits import TENANT_NAME_CHARS_MAX
+from headrace.model.limits import TENANT_NAME_CHARS_MAX, TRANSACTIONS_MAX
 from headrace.model.request import Answer
 from headrace.model.requests import (
     Done,
@@ -44,7 +45,6 @@ from headrace.model.requests import (
 logger = logging.getLogger("headrace.broker")
 
 _NAME_CHARS_MAX = 200
-_OPEN_MAX = 100_000
 _SEQUENCE_MAX = (1 << 63) - 1
 _STAGES_MAX = 1 << STAGES_BITS
 _TRIM_BYTES = 16 << 20
@@ -96,6 +96,10 @@ class Transactions:
         self._ledger = ledger
         self._ports = ports
         self._settings = settings
+        self.making: Signal[str, int, int] = Signal()
+        """Emitted before a transaction is begun (1) or gets so many bytes; a listener refuses by raising."""
+        self.changed: Signal[str, int, int] = Signal()
+        """A transaction was begun (1) or has ended (-1), or its staged bytes have changed by so many."""
         self._open: dict[str, _OpenTransaction] = {}
         self._deadlines = Deadlines[str]()
         """When each transaction times out without another request; transactions that are committing have none."""
@@ -115,6 +119,10 @@ class Transactions:
     def __iter__(self) -> Iterator[str]:
         return iter(self._open)
 
+    def opened(self) -> list[tuple[str, int]]:
+        """The names of all open transactions, and the bytes that they have staged."""
+        return [(name, opened.bytes) for name, opened in self._open.items()]
+
     @property
     def idle(self) -> bool:
         """Whether no commit is in progress."""
@@ -132,8 +140,10 @@ class Transactions:
                 sequence = before.sequence
         if last is not None and sequence <= last.sequence:
             return self._ledger.durably(TransactionBegun(last.epoch, sequence, committed=True))
-        if before is None and len(self._open) >= _OPEN_MAX:
-            raise LimitExceeded(f"there are {_OPEN_MAX} open transactions, which is the maximum; commit or abort some")
+        if before is None and len(self._open) >= TRANSACTIONS_MAX:
+            raise LimitExceeded(
+                f"there are {TRANSACTIONS_MAX} open transactions, which is the maximum; commit or abort some"
+            )
         if before is not None and before.committing:
             raise Busy(f"the transaction {name} is being committed")
         if before is not None and request.join:
@@ -169,8 +179,11 @@ class Transactions:
         batch: Batch,
         now_us: int,
         companions: Sequence[tuple[Topic, int, Batch]] = (),
-    ) -> TransactionStaged:
-        """Stage a batch until the commit, and other batches that are committed with it."""
+    ) -> TransactionStaged | PendingAnswer[TransactionStaged]:
+        """Stage a batch until the commit, and other batches that are committed with it.
+
+        A shared transaction survives a failover, so in a cluster the answer waits until the batch does, too.
+        """
         opened = self._find(request.transaction, request.epoch, now_us)
         topic = self._topics.get_or_create(request.topic, now_us)
         check_stores(str(topic), topic.settings, "publish to")
@@ -191,17 +204,29 @@ class Transactions:
                 f"open transactions have staged {self._staged_bytes} bytes, and this batch would exceed "
                 "staged_bytes_max; commit or abort some, or raise the limit"
             )
+        self.making(request.transaction, 0, size)
         # Companions first: a batch that is there has all of them.
-        number = self._stage = self._stage + 1
-        kept = [self._keep(opened, number, *companion, now_us, is_companion=True) for companion in companions]
-        staged = self._keep(opened, number, topic, request.partition, batch, now_us, request.expected_version)
+        number, before_bytes = self._stage + 1, opened.bytes
+        self._stage = number
+        try:
+            kept = [self._keep(opened, number, *companion, now_us, is_companion=True) for companion in companions]
+            staged = self._keep(opened, number, topic, request.partition, batch, now_us, request.expected_version)
+        finally:
+            self.changed(request.transaction, 0, opened.bytes - before_bytes)
         if active.gate is not None:
             staged.keys, staged.expected_version = key_counts(batch), request.expected_version
         number = number if opened.shared else staged.offset
         opened.stages[number] = staged
         if kept:
             opened.companions[number] = kept
-        return TransactionStaged(number)
+        answer = TransactionStaged(number)
+        return self._once_synced(staged, answer) if opened.shared and self._staging.is_replicated else answer
+
+    def _once_synced(self, staged: StagedBatch, answer: TransactionStaged) -> PendingAnswer[TransactionStaged]:
+        """The answer, when the staging log is synced up to the end of a batch; or the error."""
+        pending_answer: PendingAnswer[TransactionStaged] = PendingAnswer()
+        self._staging.when_synced(staged.next_offset, lambda error: pending_answer.resolve(error or answer))
+        return pending_answer
 
     def _keep(
         self,
@@ -255,6 +280,12 @@ class Transactions:
         """Abort a transaction and discard its batches."""
         self._end(request.transaction, self._find(request.transaction, request.epoch, now_us), now_us)
         return Done()
+
+    def abandon(self, name: str, now_us: int) -> None:
+        """Abort a transaction whose tenant is deleted; one that is being committed ends by itself."""
+        opened = self._open.get(name)
+        if opened is not None and not opened.committing:
+            self._end(name, opened, now_us)
 
     def commit_internal(
         self, batches: list[tuple[Topic, int, Batch]], facts: list[AnyFact], now_us: int
@@ -351,6 +382,8 @@ class Transactions:
     ) -> TransactionBegun:
         """Begin a transaction, and abort the open one that it replaces."""
         name, timeout_us = request.transaction, request.timeout_ms * 1000
+        if before is None:
+            self.making(name, 1, 0)
         self._epoch += 1
         facts: list[AnyFact] = []
         if before is not None and before.shared:
@@ -362,6 +395,7 @@ class Transactions:
         if before is not None:
             self._close(name, before, before.all_stages())
         self._open[name] = _OpenTransaction(self._epoch, sequence, timeout_us, request.join)
+        self.changed(name, 1, 0)
         self._deadlines.set(name, now_us + timeout_us)
         return TransactionBegun(self._epoch, sequence)
 
@@ -374,6 +408,7 @@ class Transactions:
     def _close(self, name: str, opened: _OpenTransaction, unneeded: Iterable[StagedBatch]) -> None:
         """Remove a transaction from the open ones, and discard the batches that no commit needs."""
         del self._open[name]
+        self.changed(name, -1, -opened.bytes)
         self._deadlines.remove(name)
         self._staged_bytes -= opened.bytes
         self._discard(unneeded)

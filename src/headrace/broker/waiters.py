@@ -110,11 +110,23 @@ class LeaseWaiters:
         return pending_leases
 
     def first(self, beyond_ms: int, only: PendingLease | None = None) -> PendingLease | None:
-        """The first request that takes messages longer before they are due than this; if given, `only` this one."""
+        """The first request that takes messages longer before they are due than this; if given, `only` this one.
+
+        Passes over those of tenants that are beyond their rate.
+        """
         if only is not None:
-            return only if only.request.ahead_ms > beyond_ms and self._waits(only) else None
-        heads = [next(iter(queue.values())) for ahead_ms, queue in self._queues.items() if ahead_ms > beyond_ms]
-        return min(heads, key=_serial, default=None)
+            waits = only.request.ahead_ms > beyond_ms and self._waits(only) and not only.session.is_over_rate
+            return only if waits else None
+        first: PendingLease | None = None
+        for ahead_ms, queue in self._queues.items():
+            if ahead_ms <= beyond_ms:
+                continue
+            for one in queue.values():
+                if not one.session.is_over_rate:
+                    if first is None or one.serial < first.serial:
+                        first = one
+                    break
+        return first
 
     def of(self, session: Session) -> list[PendingLease]:
         """The waiting requests of a session, in order."""

@@ -112,13 +112,17 @@ class CommandParser(argparse.ArgumentParser):
         return super().format_help()
 
 
-def command_maker(parser: argparse.ArgumentParser) -> Callable[[str, Command, str, str], CommandParser]:
-    """Add subcommands to a parser; the returned function creates one from name, function, summary and epilog."""
+def command_maker(parser: argparse.ArgumentParser) -> Callable[[str, Command | None, str, str], CommandParser]:
+    """Add subcommands to a parser; the returned function creates one from name, function, summary and epilog.
+
+    A command without a function has subcommands of its own.
+    """
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", parser_class=CommandParser)
 
-    def make(name: str, run: Command, summary: str, epilog: str) -> CommandParser:
+    def make(name: str, run: Command | None, summary: str, epilog: str) -> CommandParser:
         made: CommandParser = commands.add_parser(name, help=summary, **described(summary, epilog))
-        made.set_defaults(run=run)
+        if run is not None:
+            made.set_defaults(run=run)
         return made
 
     return make

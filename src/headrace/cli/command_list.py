@@ -16,6 +16,8 @@ COMMANDS = {
         "info": "describe a broker",
         "ping": "check that a broker answers, and measure its latency",
         "bench": "measure the performance of a broker",
+        "cluster": "show and administer a cluster, and bring data in and out of it",
+        "auth": "set up security: tokens, roles, and certificates for development",
     },
     "through a broker": {
         "topic": "create, list, describe, alter, trim and delete topics",
@@ -30,9 +32,12 @@ COMMANDS = {
         "respond": "answer requests to a subject",
         "sink": "deliver messages of a topic to a file, a web server or a plug-in",
         "route": "carry messages from topics to other topics",
+        "webhook": "send messages of topics to URLs, signed, with retries",
         "service": "list registered services, their errors, and who may use the bus",
         "events": "print what happens to topics, groups, services and the rest of the bus",
         "logging": "set how much the broker logs about topics, producers and consumers",
+        "audit": "print and verify the audit trail: who did what, or tried to",
+        "tenant": "create, list, describe, alter and delete tenants, and print what they use",
     },
     "on Spark": {
         "sql": "query topics, once or as they grow",
@@ -43,6 +48,7 @@ COMMANDS = {
         "verify": "check the data directory of a broker",
         "repair": "repair a damaged data directory of a broker",
         "upgrade": "convert the data directory of an earlier Headrace",
+        "restore": "open a copy of a cluster as it was at an earlier time",
         "log": "append to and read a log without a broker",
     },
     "Python": {

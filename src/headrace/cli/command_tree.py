@@ -8,7 +8,7 @@ from headrace.cli.arguments import CommandParser
 
 ANYTHING = "anything"
 """The kind of a value for which a shell offers no completions."""
-NAMED = ("topic", "group", "queue", "cron", "route", "pipeline", "context")
+NAMED = ("topic", "group", "queue", "cron", "route", "tenant", "webhook", "pipeline", "context")
 """The kinds of values whose names `headrace KIND list --names` prints."""
 
 

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.cli.arguments import duration, size
-from headrace.client.connection.environment import CONTEXT_VARIABLE, URL_VARIABLE
+from headrace.client.connection.environment import (
+    CA_VARIABLE,
+    CERTIFICATE_VARIABLE,
+    CONTEXT_VARIABLE,
+    KEY_VARIABLE,
+    TENANT_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+    TOKEN_VARIABLE,
+    URL_VARIABLE,
+)
 from headrace.model.durability import Durability
 from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.topic import TopicSettings
@@ -21,9 +30,20 @@ from headrace.server import DEFAULT_HTTP_ADDRESS, MEMORY, ServerSettings, missin
 PREFIX = "HEADRACE_"
 CONFIG_VARIABLE = "HEADRACE_CONFIG"
 DEFAULT = "default"
-_NOT_SETTINGS = {CONFIG_VARIABLE, CONTEXT_VARIABLE, URL_VARIABLE}
-"""Environment variables that are not settings of the broker."""
-_PATHS = ("data", "unix_socket")
+_NOT_SETTINGS = {
+    CONFIG_VARIABLE,
+    CONTEXT_VARIABLE,
+    URL_VARIABLE,
+    CA_VARIABLE,
+    CERTIFICATE_VARIABLE,
+    KEY_VARIABLE,
+    TOKEN_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+    TENANT_VARIABLE,
+}
+"""Environment variables that are not settings of the broker, but of clients."""
+_PATHS = ("data", "unix_socket", "tls_certificate", "tls_key", "tls_key_password_file", "tls_client_ca")
+_PATH_LISTS = ("tls_sni_certificates",)
 _NEAR, _VERY_NEAR = 0.4, 0.85
 _WORDS = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
 
@@ -207,8 +227,12 @@ def _read(name: str, content: Any, source: str, folder: str) -> Any:
     except (ValueError, argparse.ArgumentTypeError) as error:
         raise InvalidArgument(f"{name}: {error} ({source})") from error
     if name in _PATHS and content and content != MEMORY:
-        return os.path.normpath(os.path.join(folder, os.path.expanduser(content)))
-    return content
+        return _absolute(content, folder)
+    return [_absolute(path, folder) for path in content] if name in _PATH_LISTS else content
+
+
+def _absolute(path: str, folder: str) -> str:
+    return os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
 
 
 def _parsed(key: str, text: str, kind: Any) -> Any:

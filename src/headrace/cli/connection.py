@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from headrace.cli.arguments import add_json, completes, duration
 from headrace.cli.contexts import address, resolve, tenant
 from headrace.cli.terminal.output import Output
+from headrace.cli.tls_options import add_tls_options, given_tls_options, with_given_token_file
 from headrace.client.connection.environment import TENANT_VARIABLE, URL_VARIABLE
 from headrace.model.errors import InvalidArgument
 
@@ -41,6 +42,7 @@ def add_connection(parser: argparse.ArgumentParser, json_in: argparse._ActionsCo
         type=tenant,
         help=f"the tenant of topics, groups and schedules (default: ${TENANT_VARIABLE}, else the address's)",
     )
+    add_tls_options(broker)
     broker.add_argument(
         "--timeout", metavar="TIME", type=duration, default=30.0, help="how long to wait for an answer (default: 30s)"
     )
@@ -48,14 +50,19 @@ def add_connection(parser: argparse.ArgumentParser, json_in: argparse._ActionsCo
 
 
 @contextmanager
-def connected(given: argparse.Namespace, out: Output, wait: float = 0.0) -> Iterator["Bus"]:
-    """Connect to the broker that the options name, waiting for it if asked; prints the client's warnings."""
-    from headrace.client._sync.bus import connect
+def connected(
+    given: argparse.Namespace, out: Output, wait: float = 0.0, token: str | None = None, *, quiet: bool = False
+) -> Iterator["Bus"]:
+    """Connect to the broker that the options name, waiting for it if asked; prints the client's warnings, unless quiet.
 
-    notes = _Notes(out)
+    A token takes the place of the one that the options or the environment name.
+    """
+    from headrace.client._sync.connecting import connect
+
+    notes: logging.Handler = logging.NullHandler() if quiet else _Notes(out)
     logging.getLogger("headrace.client").addHandler(notes)
     try:
-        with connect(broker_url(given), name=_NAME, timeout=given.timeout, wait=wait) as bus:
+        with connect(broker_url(given), name=_NAME, timeout=given.timeout, wait=wait, token=token) as bus:
             yield bus
     finally:
         logging.getLogger("headrace.client").removeHandler(notes)
@@ -78,8 +85,15 @@ class _Notes(logging.Handler):
 
 
 def broker_url(given: argparse.Namespace) -> str:
-    """Return the broker's address, with the tenant, from the options and the environment."""
+    """Return the broker's address, with the tenant and the files of TLS, from the options and the environment."""
     found = resolve(given, os.environ).address
+    tls = given_tls_options(given)
+    if tls.given():
+        from headrace.client.connection.addresses import parse_address, with_options
+
+        address = parse_address(found)
+        found = str(with_options(address, tls.over(address.tls), address.place))
+    found = with_given_token_file(given, found)
     named = getattr(given, "tenant", None) or os.environ.get(TENANT_VARIABLE)
     if not named:
         return found
@@ -89,6 +103,21 @@ def broker_url(given: argparse.Namespace) -> str:
         return with_tenant(found, named)
     except InvalidArgument as error:
         raise InvalidArgument(f"${TENANT_VARIABLE}: {error}") from error
+
+
+def in_tenant(given: argparse.Namespace) -> str:
+    """Return the tenant that --in-tenant names; refuses --tenant, which is about the connection and changes nothing."""
+    if given.tenant:
+        given.parser.error(f"--tenant is the connection's own tenant: write --in-tenant {given.tenant}")
+    named: str = given.in_tenant
+    return named
+
+
+def broker_place(given: argparse.Namespace) -> str:
+    """Return the broker's address as it is shown: without the files that TLS uses."""
+    from headrace.client.connection.addresses import parse_address
+
+    return parse_address(broker_url(given)).place
 
 
 def confirmed(given: argparse.Namespace, question: str) -> bool:

@@ -132,7 +132,7 @@ def _advice(error: HeadraceError, given: argparse.Namespace) -> str | None:
         told = _NEAREST in error.details or given.parser.prog.startswith("headrace topic ")
         return f"headrace topic list shows those there are{'' if told else ', headrace topic create makes one'}"
     if isinstance(error, LogInUse):
-        return _IN_USE.get(given.run.__name__)
+        return None if "--node" in str(error) else _IN_USE.get(given.run.__name__)
     if isinstance(error, Timeout):
         return "--timeout waits longer" if "timeout" in given else None
     return _ADVICE.get(type(error))

@@ -1,4 +1,4 @@
-"""Suggestions for misspelt names of topics, groups, subscriptions, schedules and routes."""
+"""Suggestions for misspelt names of topics, groups, subscriptions, schedules, routes and webhooks."""
 
 import argparse
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from headrace.model.errors import (
     ScheduleNotFound,
     SubscriptionNotFound,
     TopicNotFound,
+    WebhookNotFound,
 )
 from headrace.model.suggestions import did_you_mean
 
@@ -28,6 +29,7 @@ _KINDS: dict[type[HeadraceError], tuple[tuple[str, ...], Callable[["Bus", argpar
     ),
     ScheduleNotFound: (("name",), lambda bus, _: [each.definition.name for each in bus.crons()]),
     RouteNotFound: (("name",), lambda bus, _: [each.definition.name for each in bus.routes.list()]),
+    WebhookNotFound: (("name",), lambda bus, _: [each.definition.name for each in bus.webhooks.list()]),
 }
 """By error code: which argument holds the name, and how to list the existing names."""
 
@@ -37,7 +39,7 @@ def near_names(error: HeadraceError, given: argparse.Namespace) -> str:
     if type(error) not in _KINDS or "connect" not in given:
         return ""
     from headrace.cli.connection import broker_url
-    from headrace.client._sync.bus import connect
+    from headrace.client._sync.connecting import connect
 
     places, ask = _KINDS[type(error)]
     try:

@@ -4,7 +4,7 @@ import argparse
 import ast
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,17 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
 def add_settings(
-    parser: argparse.ArgumentParser, kind: type[msgspec.Struct] = TopicSettings, whose: str = "the topic"
+    parser: argparse.ArgumentParser,
+    kind: type[msgspec.Struct] = TopicSettings,
+    whose: str = "the topic",
+    without: Container[str] = (),
 ) -> None:
-    """Add an option for each setting of a settings class, by default the topic's."""
+    """Add an option for each setting of a settings class, by default the topic's, but for some."""
     group = parser.add_argument_group(f"settings of {whose}")
     explanations = field_explanations(kind)
     for field in msgspec.structs.fields(kind):
+        if field.name in without:
+            continue
         text = explanations.get(field.name, "").rstrip(".")
         if field.default is not None and field.default not in ("", ()):
             text += f" [{setting_text(field.name, _plain(field.default))}]"
@@ -90,6 +95,19 @@ def size_text(length: int) -> str:
             if length >= base and length % base == 0:
                 return f"{length // base}{unit}"
     return str(length)
+
+
+def bytes_text(length: int) -> str:
+    """Format a size for people, rounded.
+
+    >>> bytes_text(0), bytes_text(1536), bytes_text(20 << 20)
+    ('0 B', '1.5 KiB', '20 MiB')
+    """
+    size, units = float(length), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1000 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.3g} {units[0]}"
 
 
 def field_explanations(kind: type) -> dict[str, str]:

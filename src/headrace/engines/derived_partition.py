@@ -257,6 +257,11 @@ class DerivedPartition(Partition):
         """Nothing can be appended."""
         self._refuse()
 
+    @property
+    def durability_max(self) -> Durability:
+        """The durability that the source's messages have once they are synced."""
+        return self._source.durability_max
+
     def reached(self, next_offset: int) -> Durability:
         """The durability that the source's messages have."""
         return self._source.reached(next_offset)
@@ -289,7 +294,7 @@ class DerivedPartition(Partition):
     def set_owner(self, owner: PartitionOwner) -> None:
         """It has no files."""
 
-    def close(self) -> None:
+    def close(self, *, is_deleted: bool = False) -> None:
         """The source is closed by its owner."""
 
     # Refuse to change.

@@ -139,8 +139,19 @@ class Partition:
 
     def check_durability(self, wanted: int) -> None:
         """Raise if messages can never have this durability."""
-        if not self.durable and wanted > self._log.append_durability:
+        if wanted <= self._log.durability_max:
+            return
+        if not self.durable:
             raise DurabilityUnavailable("a topic in memory cannot be written or synced; ask for durability memory")
+        raise DurabilityUnavailable(
+            "messages of this broker cannot be replicated, as it is not part of a cluster: ask for durability synced, "
+            "or start it with --cluster and --store"
+        )
+
+    @property
+    def durability_max(self) -> Durability:
+        """The durability that messages have once they are synced."""
+        return self._log.durability_max
 
     def reached(self, next_offset: int) -> Durability:
         """The durability that all messages before an offset have now."""
@@ -158,7 +169,7 @@ class Partition:
         if producer.id:
             base = self.producers.admit(producer)
             if base is not None:
-                return self._repeated(base, batch)
+                return self._repeated(base, batch, self._log.next_offset)
         if expected_offset is not None and expected_offset != self._log.next_offset:
             raise UnexpectedOffset(
                 f"the next offset is {self._log.next_offset}, not {expected_offset}; nothing was appended",
@@ -196,27 +207,27 @@ class Partition:
         if producer.id:
             base = self.producers.admit(producer)
             if base is not None:
-                return self._repeated(base, batch)
+                return self._repeated(base, batch, gathered.next_offset)  # the first one may be in the same gathering
         appended = gathered.add(batch)
         if producer.id:
             notes.append(self.producers.note(producer, appended.base_offset))
         return appended
 
-    def _repeated(self, base: int, batch: Batch) -> Appended:
+    def _repeated(self, base: int, batch: Batch, end: int) -> Appended:
         # A batch whose offset is forgotten is somewhere before the end.
         # Middleware may have made fewer messages of it than it has.
-        next_offset = self._log.next_offset if base == FORGOTTEN else min(base + batch.count, self._log.next_offset)
+        next_offset = end if base == FORGOTTEN else min(base + batch.count, end)
         return Appended(base, next_offset, 0, duplicate=True)
 
     def find_repeated(self, batch: Batch) -> Appended | None:
         """The offsets of a batch that was appended before; None if it was not, or is not of a known producer."""
         base = self.producers.find_repeated(batch.producer) if batch.producer_id else None
-        return None if base is None else self._repeated(base, batch)
+        return None if base is None else self._repeated(base, batch, self._log.next_offset)
 
     def admit(self, batch: Batch) -> Appended | None:
         """The offsets of a batch that was appended before; None for its producer's next one; raises for any other."""
         base = self.producers.admit(batch.producer) if batch.producer_id else None
-        return None if base is None else self._repeated(base, batch)
+        return None if base is None else self._repeated(base, batch, self._log.next_offset)
 
     def count_at(self, base_offset: int) -> int:
         """How many messages the batch that begins at an offset has; 0 if no batch begins there any more."""
@@ -459,9 +470,9 @@ class Partition:
 
         return checked
 
-    def close(self) -> None:
-        """Sync and close the log."""
-        self._log.close()
+    def close(self, *, is_deleted: bool = False) -> None:
+        """Sync and close the log, whose files are removed next if it is deleted."""
+        self._log.close(is_deleted=is_deleted)
 
     def _note_damage(self, error: CorruptBatch) -> None:
         """Record a damaged range, and log it the first time."""
@@ -522,6 +533,11 @@ class _BatchJoiner:
         self._timestamps: list[int] = []
         self._others: dict[str, list[Any]] = {}
         self._origins: list[tuple[int, int, int, int]] = []
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind the last message."""
+        return self._base_offset + len(self.values)
 
     def add(self, batch: Batch) -> Appended:
         """Add a batch's messages behind the others; returns the offsets that they will have."""

@@ -16,6 +16,7 @@ from headrace.storage.owner import PartitionOwner
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.settings import DEFAULT_SETTINGS, LogSettings
 from headrace.storage.stored_log import StoredLog
+from headrace.storage.sync_counts import SyncCounts
 
 _PARTS = 8
 """Segments per retention limit: retention removes whole segments, so fewer would make it coarse."""
@@ -36,6 +37,16 @@ class Store:
         self.ballast = Ballast(host.disk, f"{directory}/{OWN}/ballast" if directory else None)
 
     @property
+    def sync_counts(self) -> SyncCounts:
+        """How much has been synced."""
+        return self._host.sync_counts
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether what is synced is in the shared store of a cluster."""
+        return self.data is not None and self._host.disk.is_replicated
+
+    @property
     def boot_id(self) -> bytes:
         """Differs after each start of the machine, which loses what was not synced; empty if that cannot be known."""
         return self._host.disk.boot_id()
@@ -54,7 +65,7 @@ class Store:
         """
         known = 0 if saved is None else saved_offset(saved)
         # A checkpoint is stored after what it covers was synced: in a synced topic those messages cannot be missing.
-        lost_floor = known if settings.durability is Durability.SYNCED else 0
+        lost_floor = known if settings.durability >= Durability.SYNCED else 0
         try:
             return Partition(self._open(name, settings, max(floor, known), lost_floor, owner), saved)
         except OSError as error:

@@ -5,11 +5,14 @@ import re
 from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
+from headrace.model.arguments import shown_url
 from headrace.model.errors import InvalidArgument
 from headrace.wire.native import DEFAULT_PORT
 
-NATIVE_SCHEMES = ("headrace", "unix", "headrace+unix")
-"""Schemes of the native protocol: on TCP, and twice on a Unix socket."""
+NATIVE_SCHEMES = ("headrace", "headraces", "unix", "headrace+unix")
+"""Schemes of the native protocol: on TCP, with TLS, and twice on a Unix socket."""
+TLS_SCHEMES = ("headraces", "https")
+_UNIX_SCHEMES = ("unix", "headrace+unix")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*\Z")
 _EXAMPLES = f"write headrace://127.0.0.1:{DEFAULT_PORT} or unix:///run/headrace.sock"
 
@@ -29,10 +32,16 @@ class ListenAddress(NamedTuple):
     def __str__(self) -> str:
         return self.url
 
+    @property
+    def has_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.scheme in TLS_SCHEMES
 
-def tcp_address(host: str, port: int) -> ListenAddress:
+
+def tcp_address(host: str, port: int, *, tls: bool = False) -> ListenAddress:
     """The address of the native protocol at a host and port."""
-    return ListenAddress(tcp_url("headrace", host, port), "headrace", host, port)
+    scheme = "headraces" if tls else "headrace"
+    return ListenAddress(tcp_url(scheme, host, port), scheme, host, port)
 
 
 def unix_address(path: str) -> ListenAddress:
@@ -70,20 +79,23 @@ def parse_listen_address(url: str) -> ListenAddress:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
     except ValueError as error:
-        raise InvalidArgument(f"listen: {url!r} is no URL ({error}); {_EXAMPLES}") from error
+        reason = "it has a user" if "@" in url else error  # the error may repeat a password
+        raise InvalidArgument(f"listen: {shown_url(url)} is no URL ({reason}); {_EXAMPLES}") from None
     if "://" not in url or not _SCHEME.match(parts.scheme):
-        raise InvalidArgument(f"listen: {url!r} is no URL; {_EXAMPLES}")
+        raise InvalidArgument(f"listen: {shown_url(url)} is no URL; {_EXAMPLES}")
     address = ListenAddress(url, parts.scheme, host, port, os.fsdecode(unquote_to_bytes(parts.path)))
     if "\0" in f"{host}{address.path}":
-        raise InvalidArgument(f"listen: {url!r} has a null character; {_EXAMPLES}")
+        raise InvalidArgument(f"listen: {shown_url(url)} has a null character; {_EXAMPLES}")
     if parts.scheme not in NATIVE_SCHEMES:
         return address  # the rest is for its gateway to judge
     if "?" in url or "#" in url or "@" in parts.netloc:
-        raise InvalidArgument(f"listen: {url!r} has a query, a fragment or a user, which no address has; {_EXAMPLES}")
-    if parts.scheme != "headrace":
+        raise InvalidArgument(
+            f"listen: {shown_url(url)} has a query, a fragment or a user, which no address has; {_EXAMPLES}"
+        )
+    if parts.scheme in _UNIX_SCHEMES:
         if parts.netloc or not address.path.startswith("/") or address.path == "/":
-            raise InvalidArgument(f"listen: {url!r} names no file by its whole path; {_EXAMPLES}")
+            raise InvalidArgument(f"listen: {shown_url(url)} names no file by its whole path; {_EXAMPLES}")
         return address
     if not host or address.path not in ("", "/"):
-        raise InvalidArgument(f"listen: {url!r} must be a host and a port; {_EXAMPLES}")
+        raise InvalidArgument(f"listen: {shown_url(url)} must be a host and a port; {_EXAMPLES}")
     return address._replace(port=DEFAULT_PORT if port is None else port, path="")

@@ -1,5 +1,6 @@
 """The seam between the server and its gateways: what a gateway can do, and what the server gives it."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -11,6 +12,7 @@ from headrace.gateways.connection_limit import ConnectionLimit
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker
+    from headrace.gateways.tls_certificates import TlsCertificates
     from headrace.runtime.loop_runtime import LoopRuntime
 
 
@@ -67,6 +69,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Memory for requests that have arrived only in part, of all connections of a gateway together."""
     http_hosts: tuple[str, ...] = ()
     http_origins: tuple[str, ...] = ()
+    http_webhook_origins: tuple[str, ...] = ()
     http_body_bytes_max: int = 32 << 20
     http_request_seconds: float = 30.0
     http_idle_seconds: float = 60.0
@@ -85,6 +88,12 @@ class GatewayContext(NamedTuple):
     limit: ConnectionLimit
     """Asked before a connection is served."""
     settings: GatewaySettings
+    adopt_native: Callable[[asyncio.Transport, bytes], None]
+    """Hands a connection, and what was received of it so far, over to the native gateway, which admits it anew."""
+    tls: "TlsCertificates | None" = None
+    """The server's certificates; None if it has none."""
+    nodes: Callable[[], Sequence[str]] = tuple
+    """Of a cluster: tells the URLs at which clients reach its nodes, as they are now; a plain broker has none."""
 
 
 GatewayFactory = Callable[[GatewayContext, Sequence[ListenAddress]], Gateway]

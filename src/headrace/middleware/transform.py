@@ -7,8 +7,8 @@ import msgspec
 
 from headrace.middleware.json_values import NotJson, decode_json, encode_json, on_invalid
 from headrace.model.batch import Columns
-from headrace.model.cloudevents import CONTENT_TYPE, NotCloudEvent, to_binary, to_structured
-from headrace.model.errors import InvalidArgument
+from headrace.model.cloudevents import CONTENT_TYPE, to_binary, to_structured
+from headrace.model.errors import InvalidArgument, InvalidEvent
 from headrace.model.headers import Headers, replaced_headers
 from headrace.model.middleware import Middleware, MiddlewareContext, RefusedMessages, check_choice, check_options
 
@@ -17,7 +17,7 @@ _decode_msgpack = msgspec.msgpack.Decoder().decode
 _encode_msgpack = msgspec.msgpack.Encoder().encode
 _JSON = {CONTENT_TYPE: b"application/json"}
 _MSGPACK = {CONTENT_TYPE: b"application/msgpack"}
-_INVALID = (NotJson, NotCloudEvent, msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+_INVALID = (NotJson, InvalidEvent, msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
 
 def json_to_msgpack(value: bytes | None, headers: Headers | None) -> Transformed:
@@ -80,7 +80,7 @@ class TransformAtPublish(Middleware):
 
 def _reason(error: Exception) -> str:
     """Why a value cannot be transformed, without its content."""
-    if isinstance(error, NotJson | NotCloudEvent):
+    if isinstance(error, NotJson | InvalidEvent):
         return str(error)
     if isinstance(error, RecursionError):
         return "the value is nested too deeply"

@@ -1,6 +1,7 @@
 """Checks of arguments that the client and the embedded log share."""
 
 import os
+import re
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ T = TypeVar("T")
 
 TIMEOUT_SECONDS_MAX = 1e8
 """Three years: a longer time-out is taken for this one, which every lock and event loop can wait for."""
+_USER = re.compile(r"(?<=//).*@", re.DOTALL)
 _SHOWN_MAX = 200
 """How many characters of a value an error shows."""
 
@@ -26,6 +28,15 @@ def shown(value: object) -> str:
     except Exception:  # noqa: BLE001  # it is the caller's value, and so is what its repr does
         return f"a {type(value).__name__} that cannot be shown"
     return f"{text[:_SHOWN_MAX]}..." if long else text
+
+
+def shown_url(url: str) -> str:
+    """A URL as an error shows it: without its user, beside which a password may be.
+
+    >>> shown_url("http://ann:secret@localhost")
+    "'http://...@localhost'"
+    """
+    return shown(_USER.sub("...@", url))
 
 
 def shortened(text: object) -> str:

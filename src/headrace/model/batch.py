@@ -470,6 +470,32 @@ def received(data: bytearray | memoryview) -> Batch:
     return batch
 
 
+def count_messages(data: memoryview) -> int:
+    """How many messages the batches in these bytes say that they have; nothing of it is checked."""
+    count = position = 0
+    while position + HEADER_BYTES <= len(data):
+        fields = _HEADER.unpack_from(data, position)
+        count += fields[12]
+        position += max(fields[8], HEADER_BYTES)
+    return count
+
+
+def leading_batches(data: memoryview, messages_max: int) -> tuple[int, int, int]:
+    """The batches at the front of stored bytes with so many messages at most, but one in any case.
+
+    Returns their bytes, their messages, and the offset after the last one.
+    """
+    count = position = next_offset = 0
+    while position + HEADER_BYTES <= len(data):
+        fields = _HEADER.unpack_from(data, position)
+        if position and count + fields[12] > messages_max:
+            break
+        count += fields[12]
+        position += max(fields[8], HEADER_BYTES)
+        next_offset = fields[2] + fields[13]
+    return position, count, next_offset
+
+
 def _check_produced(batch: Batch) -> None:
     """Refuse a body with anything that a producer may not say, or that the header tells otherwise."""
     body = batch.body()

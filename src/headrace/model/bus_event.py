@@ -25,6 +25,7 @@ EVENT_KINDS = (
     "service",
     "subscription",
     "topic",
+    "webhook",
 )
 """What events are about."""
 

@@ -12,3 +12,5 @@ class Durability(IntEnum):
     """With the operating system: survives a killed process."""
     SYNCED = 2
     """On the disk: survives a power loss."""
+    REPLICATED = 3
+    """In the shared store of a cluster: survives the loss of the machine."""

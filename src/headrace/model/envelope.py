@@ -17,6 +17,7 @@ from headrace.model.batch import Batch, Columns, Priority, Time
 from headrace.model.errors import InvalidArgument
 from headrace.model.headers import HeaderPair, Headers, header_pairs, headers_from_pairs
 from headrace.model.limits import PARTITIONS_MAX, TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
+from headrace.model.message import Message
 
 CONTENT_TYPE_HEADER = "content-type"
 """The header that tells what a message's value is."""
@@ -86,6 +87,19 @@ class EnvelopeContent(msgspec.Struct, omit_defaults=True, gc=False):
     priority: int | None = None
     expires: int | None = None
 
+
+class ValueContent(msgspec.Struct, omit_defaults=True, gc=False):
+    """A message that is in no log: one of a live subject, a request or a reply."""
+
+    key: str | None = None
+    key_base64: bytes | None = None
+    value: msgspec.Raw | UnsetType = UNSET
+    value_base64: bytes | None = None
+    headers: list[EnvelopeHeader] = []
+    timestamp: int | None = None
+
+
+Content = TypeVar("Content", "EnvelopeContent", ValueContent)
 
 _encode = msgspec.json.Encoder().encode
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
@@ -159,7 +173,7 @@ class StoredFields:
             if value == b"null":
                 value = headers = None
         else:
-            value, headers = _stored_value(envelope)
+            value, headers = stored_value(envelope)
         values.append(value)
         self.bytes += 64 if value is None else len(value) + 64
         if key is not None:
@@ -216,7 +230,8 @@ def envelope_headers(given: Sequence[EnvelopeHeader]) -> list[HeaderPair]:
     ]
 
 
-def _stored_value(envelope: MessageEnvelope) -> tuple[bytes | None, Headers | None]:
+def stored_value(envelope: MessageEnvelope) -> tuple[bytes | None, Headers | None]:
+    """The value and the headers of a message as they are stored."""
     raw, headers = envelope.value, envelope.headers
     pairs = envelope_headers(headers) if headers else []
     if envelope.value_base64 is not None:
@@ -245,15 +260,18 @@ def batch_contents(batch: Batch, partition: int, from_offset: int = 0) -> Iterat
     """The messages of a batch from an offset on."""
     for message in batch.messages():
         if message.offset >= from_offset:
-            content = EnvelopeContent(partition, message.offset, message.timestamp)
-            describe_message(content, message.value, message.key, message.headers)
-            content.due, content.priority, content.expires = message.due, message.priority, message.expires
-            yield content
+            yield message_content(message, partition)
 
 
-def describe_message(
-    content: EnvelopeContent, value: bytes | None, key: bytes | None, headers: Headers | None
-) -> EnvelopeContent:
+def message_content(message: Message, partition: int) -> EnvelopeContent:
+    """A message of a partition."""
+    content = EnvelopeContent(partition, message.offset, message.timestamp)
+    describe_message(content, message.value, message.key, message.headers)
+    content.due, content.priority, content.expires = message.due, message.priority, message.expires
+    return content
+
+
+def describe_message(content: Content, value: bytes | None, key: bytes | None, headers: Headers | None) -> Content:
     """Fill in what a message says; returns the same envelope."""
     if key is not None:
         try:
@@ -262,7 +280,7 @@ def describe_message(
             content.key_base64 = key
     content_type = None
     if headers:
-        content.headers = [(name, _readable(text)) for name, text in header_pairs(headers)]
+        content.headers = [(name, readable_header(text)) for name, text in header_pairs(headers)]
         content_type = next((text for name, text in header_pairs(headers) if name.lower() == CONTENT_TYPE_HEADER), None)
     if value is None:
         content.value = _NULL
@@ -292,7 +310,8 @@ def _embedded(value: bytes, content_type: bytes | None) -> msgspec.Raw | None:
     return msgspec.Raw(_encode(text))
 
 
-def _readable(content: bytes | None) -> str | HeaderBytes | None:
+def readable_header(content: bytes | None) -> str | HeaderBytes | None:
+    """The value of a header as JSON has it: a text, or base64 where it is none."""
     if content is None:
         return None
     try:

@@ -1,31 +1,58 @@
 """Every error Headrace raises: one tree, each with a stable code and a word on whether trying again can help."""
 
-import shlex
-from typing import Any, ClassVar
+import shlex  # noqa: I001
+from typing import Any
 
+from headrace.model.cluster_errors import (
+    Fenced as Fenced,
+    NotServing as NotServing,
+    StoreUnavailable as StoreUnavailable,
+    StoreUnqualified as StoreUnqualified,
+    StoreWentBack as StoreWentBack,
+)
+from headrace.model.headrace_error import HeadraceError as HeadraceError
+from headrace.model.headrace_error import restored_error
+from headrace.model.limit_errors import (
+    LimitExceeded as LimitExceeded,
+    QuotaExceeded as QuotaExceeded,
+    TenantExists as TenantExists,
+    TenantNotEmpty as TenantNotEmpty,
+    TenantNotFound as TenantNotFound,
+    Throttled as Throttled,
+)
 from headrace.model.limits import MESSAGE_BYTES_MAX
-
-
-class HeadraceError(Exception):
-    """Something went wrong in Headrace."""
-
-    code: ClassVar[str] = "error"
-    retryable: ClassVar[bool] = False
-
-    def __init__(self, text: str | None = None, **details: Any) -> None:
-        super().__init__(text or " ".join((type(self).__doc__ or "").split()))
-        self.details = details
-        """What a program may want to know besides the text, such as the offsets there are."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy by class, text and attributes: constructors differ, and a wrong guess loses the error."""
-        return _restored, (type(self), self.args), self.__dict__.copy()
+from headrace.model.storage_errors import (
+    CorruptBatch as CorruptBatch,
+    CorruptFile as CorruptFile,
+    UnsupportedFormat as UnsupportedFormat,
+    DataDirectoryDamaged as DataDirectoryDamaged,
+    NotADataDirectory as NotADataDirectory,
+    OffsetOutOfRange as OffsetOutOfRange,
+    MessageGone as MessageGone,
+    LogNotFound as LogNotFound,
+    LogClosed as LogClosed,
+    LogReadOnly as LogReadOnly,
+    LogInUse as LogInUse,
+    LogOwned as LogOwned,
+    CursorInUse as CursorInUse,
+    LogFailed as LogFailed,
+    DiskFull as DiskFull,
+    DiskFailed as DiskFailed,
+    TooManyFiles as TooManyFiles,
+    DurabilityUnavailable as DurabilityUnavailable,
+)
 
 
 class InvalidArgument(HeadraceError):
     """An argument or a setting has a value that cannot be used."""
 
     code = "invalid_argument"
+
+
+class InvalidEvent(InvalidArgument):
+    """The message is no CloudEvent: an attribute is missing or wrong, or its data is; the text never repeats them."""
+
+    code = "invalid_event"
 
 
 class MessageTooLarge(InvalidArgument):
@@ -57,138 +84,6 @@ class InvalidBatch(HeadraceError):
     """The bytes are not a batch: a checksum, a length or a field is wrong."""
 
     code = "invalid_batch"
-
-
-class CorruptBatch(HeadraceError):
-    """Stored messages are damaged; what follows them can still be read."""
-
-    code = "corrupt_batch"
-
-    def __init__(self, first_offset: int, next_offset: int, path: str, position: int, reason: str) -> None:
-        super().__init__(
-            f"messages {first_offset} to {next_offset - 1} are damaged ({path} at byte {position}: {reason}); "
-            f"continue at offset {next_offset}",
-            first_offset=first_offset,
-            next_offset=next_offset,
-            path=path,
-            position=position,
-            reason=reason,
-        )
-        self.first_offset = first_offset
-        self.next_offset = next_offset
-        self.path = path
-        self.position = position
-        self.reason = reason
-
-
-class CorruptFile(HeadraceError):
-    """A file's own header is damaged or is not Headrace's."""
-
-    code = "corrupt_file"
-
-
-class UnsupportedFormat(HeadraceError):
-    """The data has the format of an earlier Headrace, which `headrace upgrade` converts, or of a newer one."""
-
-    code = "unsupported_format"
-
-
-class DataDirectoryDamaged(HeadraceError):
-    """The parts of a broker's data directory do not fit together: something is missing, damaged or another's."""
-
-    code = "data_directory_damaged"
-
-
-class NotADataDirectory(HeadraceError):
-    """The directory has files in it that are not a broker's; give one that is new or empty."""
-
-    code = "not_a_data_directory"
-
-
-class OffsetOutOfRange(HeadraceError, LookupError):
-    """The log has no message at that offset: it was truncated, or not written yet."""
-
-    code = "offset_out_of_range"
-
-
-class MessageGone(HeadraceError, LookupError):
-    """The message is no more: it was settled, deleted, or removed by compaction."""
-
-    code = "message_gone"
-
-
-class LogNotFound(HeadraceError, FileNotFoundError):
-    """There is no log at that place."""
-
-    code = "log_not_found"
-
-
-class LogClosed(HeadraceError):
-    """The log is closed."""
-
-    code = "log_closed"
-
-
-class LogReadOnly(HeadraceError):
-    """The log was opened for reading only."""
-
-    code = "log_read_only"
-
-
-class LogInUse(HeadraceError):
-    """Another process, or another place in this one, is writing to the log."""
-
-    code = "log_in_use"
-    retryable = True
-
-
-class LogOwned(HeadraceError):
-    """The directory belongs to a broker, and only the broker writes there: publish to the topic instead."""
-
-    code = "log_owned"
-
-
-class CursorInUse(HeadraceError):
-    """Another reader has that cursor open."""
-
-    code = "cursor_in_use"
-    retryable = True
-
-
-class LogFailed(HeadraceError):
-    """The disk failed to keep what was written; the log accepts no more messages until it is opened again."""
-
-    code = "log_failed"
-
-
-class DiskFull(HeadraceError):
-    """The disk is full; nothing was appended, and appending works again once there is room."""
-
-    code = "disk_full"
-    retryable = True
-
-
-class DiskFailed(HeadraceError, OSError):
-    """The operating system refused an operation on a file, such as for want of permission or by an I/O error."""
-
-    code = "disk_failed"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        restored, args, state = super().__reduce__()
-        return restored, args, {**state, "errno": self.errno}
-
-
-class TooManyFiles(HeadraceError):
-    """The process, or the system, may open no more files; close some, or raise the limit (ulimit -n)."""
-
-    code = "too_many_files"
-    retryable = True
-
-
-class DurabilityUnavailable(HeadraceError):
-    """The log cannot give that durability: a log in memory is never written or synced."""
-
-    code = "durability_unavailable"
 
 
 class Timeout(HeadraceError, TimeoutError):
@@ -342,7 +237,7 @@ class MessageLeased(HeadraceError):
 
 
 class NotOwner(HeadraceError):
-    """The message belongs to another producer group; nothing was changed."""
+    """The message belongs to another owner; nothing was changed."""
 
     code = "not_owner"
 
@@ -357,12 +252,6 @@ class ScheduleExists(HeadraceError):
     """There is already a schedule of that name."""
 
     code = "schedule_exists"
-
-
-class LimitExceeded(HeadraceError):
-    """A limit on how much of something there may be is reached."""
-
-    code = "limit_exceeded"
 
 
 class Busy(HeadraceError):
@@ -420,6 +309,13 @@ class ConnectionFailed(HeadraceError, ConnectionError):
 
     code = "connection_failed"
     retryable = True
+
+
+class TlsFailed(ConnectionFailed):
+    """The TLS handshake failed: a certificate is not accepted, or only one side speaks TLS."""
+
+    code = "tls_failed"
+    retryable = False
 
 
 class Closed(HeadraceError):
@@ -522,6 +418,60 @@ class NotRegistered(HeadraceError):
     code = "not_registered"
 
 
+class NotAuthenticated(HeadraceError):
+    """The client gave no credentials, or they are wrong or of a kind that this broker does not know."""
+
+    code = "not_authenticated"
+
+
+class TokenExpired(NotAuthenticated):
+    """The token has expired: create another."""
+
+    code = "token_expired"
+
+
+class TokenRevoked(NotAuthenticated):
+    """The token was revoked."""
+
+    code = "token_revoked"
+
+
+class Forbidden(HeadraceError):
+    """No role of the identity allows this; whether the named thing exists is not told."""
+
+    code = "forbidden"
+
+
+class SecurityRequired(HeadraceError):
+    """The broker would serve an address of the network without security: enable it, or say that it is intended."""
+
+    code = "security_required"
+
+
+class RoleNotFound(HeadraceError, LookupError):
+    """There is no role of that name."""
+
+    code = "role_not_found"
+
+
+class BindingNotFound(HeadraceError, LookupError):
+    """There is no such binding of a role."""
+
+    code = "binding_not_found"
+
+
+class TokenNotFound(HeadraceError, LookupError):
+    """There is no token with that id."""
+
+    code = "token_not_found"
+
+
+class VersionConflict(HeadraceError):
+    """The security definitions were changed since they were read; nothing was changed."""
+
+    code = "version_conflict"
+
+
 class UnexpectedVersion(HeadraceError):
     """The key has another number of messages than the publisher expected; nothing was appended."""
 
@@ -582,6 +532,18 @@ class RouteExists(HeadraceError):
     code = "route_exists"
 
 
+class WebhookNotFound(HeadraceError, LookupError):
+    """There is no webhook of that name."""
+
+    code = "webhook_not_found"
+
+
+class WebhookExists(HeadraceError):
+    """There is already a webhook of that name."""
+
+    code = "webhook_exists"
+
+
 class RouteLoop(InvalidArgument):
     """The route would carry messages back to where they come from."""
 
@@ -603,6 +565,23 @@ class DeliveryRefused(HeadraceError):
     def __init__(self, text: str | None = None, *, retryable: bool = True, **details: Any) -> None:
         super().__init__(text, retryable=retryable, **details)
         self.__dict__["retryable"] = retryable
+
+
+class DeliveryFailed(HeadraceError):
+    """A request to a receiver got no answer."""
+
+    code = "delivery_failed"
+    retryable = True
+
+    def __init__(self, text: str | None = None, *, retryable: bool = True, **details: Any) -> None:
+        super().__init__(text, retryable=retryable, **details)
+        self.__dict__["retryable"] = retryable
+
+
+class AddressRefused(HeadraceError):
+    """The broker does not connect to this address, which is not of the public internet."""
+
+    code = "address_refused"
 
 
 class JobFailed(HeadraceError):
@@ -632,18 +611,11 @@ class JobFailed(HeadraceError):
 def error_of(code: str, text: str, retryable: bool, details: dict[str, Any] | None = None) -> HeadraceError:
     """The error with this code, as another process told it; a plain HeadraceError of an unknown code keeps its code."""
     kind = _BY_CODE.get(code, HeadraceError)
-    error = _restored(kind, (text,))
+    error = restored_error(kind, (text,))
     HeadraceError.__init__(error, text, **(details or {}))
     error.__dict__.update(details or {})
     if kind is HeadraceError:
         error.__dict__.update(code=code, retryable=retryable)
-    return error
-
-
-def _restored(kind: type[HeadraceError], args: tuple[Any, ...]) -> HeadraceError:
-    """An error of that class without a call of its constructor; its attributes follow."""
-    error = kind.__new__(kind, *args)
-    error.args = args  # OSError's __new__ leaves them to its __init__
     return error
 
 

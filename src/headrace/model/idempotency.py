@@ -1,5 +1,8 @@
 """Publishing with an idempotency key: a request that is repeated has no second effect, also after a crash."""
 
+from hashlib import sha256
+
+from headrace.model.identity import Identity
 from headrace.model.kinds import Kind
 from headrace.model.request import Answer, Permission, Request, Resource, Verb, WireStruct, declare
 
@@ -31,6 +34,14 @@ class PublishedOnce(Answer):
     durability: int
     repeated: bool = False
     """The request was carried out before: this is its original receipt."""
+
+
+def own_key_hash(key_hash: bytes, identity: Identity) -> bytes:
+    """The hash of a key that only this identity uses: nobody meets the keys of others, or learns of them."""
+    if len(key_hash) != HASH_BYTES:
+        return key_hash  # whoever handles the request refuses it
+    whose = f"{identity.tenant}/{identity.name}".encode()
+    return sha256(key_hash + whose).digest()[:HASH_BYTES]
 
 
 @declare(Kind.PUBLISH_ONCE, Permission(Verb.PUBLISH, Resource.TOPIC, "topic"), while_draining=False)

@@ -24,7 +24,9 @@ RESULT_KINDS = (BYTES_RESULT, TEXT_RESULT, JSON_RESULT, ERROR_RESULT)
 MESSAGE_EXPIRED, JOB_REJECTED, DELIVERIES_EXHAUSTED = "message_expired", "job_rejected", "deliveries_exhausted"
 """Codes of the error objects of jobs that failed for good; also `lease_expired`, if the last holder vanished."""
 
-_ID = re.compile(r"(\d{1,6})-(\d{1,18})-[A-Za-z0-9_-]{16,64}\Z")
+JOB_ID_PATTERN = r"^([0-9]{1,6})-([0-9]{1,18})-[A-Za-z0-9_-]{16,64}$"
+"""How the id of a job looks: partition, offset, and what makes it unique."""
+_ID = re.compile(JOB_ID_PATTERN.strip("^$"))
 
 
 class JobId(NamedTuple):
@@ -49,7 +51,7 @@ def job_id(partition: int, offset: int, unique: str) -> JobId:
 def parse_job_id(text: str) -> JobId:
     """The job's id that a text is; raises InvalidArgument for anything else."""
     given: object = text
-    found = _ID.match(given) if isinstance(given, str) else None
+    found = _ID.fullmatch(given) if isinstance(given, str) else None
     if found is None:
         raise InvalidArgument(
             f"{shown(text)} is no job's id: take that of the handle which publish(reply=True) returned"

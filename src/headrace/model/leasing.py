@@ -84,7 +84,11 @@ class SubscriptionInfo(Answer):
 # Subscriptions.
 
 
-@declare(Kind.SUBSCRIPTION_CREATE, Permission(Verb.CREATE, Resource.SUBSCRIPTION, "topic", "subscription"))
+@declare(
+    Kind.SUBSCRIPTION_CREATE,
+    Permission(Verb.CREATE, Resource.SUBSCRIPTION, "topic", "subscription"),
+    Permission(Verb.PUBLISH, Resource.TOPIC, "settings.dead_letter_topic"),
+)
 class SubscriptionCreate(Request[SubscriptionInfo]):
     """Make a leased subscription of a topic."""
 
@@ -104,7 +108,11 @@ class SubscriptionCreate(Request[SubscriptionInfo]):
     """Make the topic as well if there is none and the broker may make topics by itself."""
 
 
-@declare(Kind.SUBSCRIPTION_ALTER, Permission(Verb.ALTER, Resource.SUBSCRIPTION, "topic", "subscription"))
+@declare(
+    Kind.SUBSCRIPTION_ALTER,
+    Permission(Verb.ALTER, Resource.SUBSCRIPTION, "topic", "subscription"),
+    Permission(Verb.PUBLISH, Resource.TOPIC, "settings.dead_letter_topic"),
+)
 class SubscriptionAlter(Request[SubscriptionInfo]):
     """Change settings of a subscription while it is in use."""
 
@@ -432,7 +440,7 @@ class Edited(Answer):
     """Where to go on; empty when all that match have been looked at."""
 
 
-@declare(Kind.EDIT, Permission(Verb.EDIT, Resource.TOPIC, "topic"))
+@declare(Kind.EDIT, Permission(Verb.EDIT_OWN, Resource.TOPIC, "topic"))
 class Edit(Request[Edited]):
     """Change messages that no leased subscription of the topic has in hand, and that not all of them are done with."""
 
@@ -445,7 +453,7 @@ class Edit(Request[Edited]):
     """Only in the topic with this id: in another one of its name the messages are gone; 0: whichever it is."""
 
 
-@declare(Kind.EDIT_MATCHING, Permission(Verb.EDIT, Resource.TOPIC, "topic"))
+@declare(Kind.EDIT_MATCHING, Permission(Verb.EDIT_OWN, Resource.TOPIC, "topic"))
 class EditMatching(Request[Edited]):
     """The same for all messages that are selected, up to a number of them, in the order of partition and offset: each
     is changed once, wherever it is moved.

@@ -165,6 +165,9 @@ ERRORS_KEPT_TENANT_BYTES_MAX = 2 << 20
 LOG_RULES_MAX = 1000
 """Logging levels that are set in one broker."""
 
+AUDIT_PENDING_MAX = 10_000
+"""Records of an audit trail that wait to be stored; what is more is counted, and the trail tells how many."""
+
 EVENTS_PENDING_MAX = 100_000
 """Events about the bus that wait to be recorded; what is more is counted and dropped."""
 
@@ -240,5 +243,113 @@ CONTENT_STEPS_MAX = 32_768
 ROUTE_STEPS_MAX = 2 * CONTENT_STEPS_MAX
 """Steps that all content routes of a topic may take for one message; those that come too late count as failed."""
 
+SOCKET_FRAME_BYTES_MAX = 1 << 20
+"""A frame that a client sends over a WebSocket: it is decoded in one go."""
+
+SOCKET_FRAGMENTS_MAX = 1000
+"""Frames of one message over a WebSocket."""
+
+SOCKET_CONTROL_FRAMES_MAX = 200
+"""Pings and pongs that a client may send over a WebSocket per second."""
+
+SOCKET_REQUESTS_MAX = 256
+"""Unanswered requests at which the gateway stops reading a WebSocket, until half of them are answered."""
+
+SOCKET_STREAMS_MAX = 64
+"""Streams of a WebSocket, each over all partitions of a topic."""
+
 RESULT_BYTES_MAX = 1 << 20
 """The result of a job."""
+
+WEBHOOKS_MAX = 10_000
+"""Webhooks of one broker."""
+
+WEBHOOK_BATCH_MAX = 1_000
+"""Messages in one request of a webhook."""
+
+WEBHOOK_CONCURRENCY_MAX = 64
+"""Requests of one webhook at once."""
+
+WEBHOOK_TIMEOUT_SECONDS_MAX = 300.0
+"""How long the receiver of a webhook may take for its answer."""
+
+WEBHOOK_HEADERS_MAX = 32
+WEBHOOK_HEADERS_BYTES_MAX = 8 << 10
+"""Headers that are added to each request of a webhook, and their names and values together."""
+
+WEBHOOK_LEASED_BYTES = 1 << 20
+"""Messages that one webhook has in memory; the last one may exceed it."""
+
+PUSH_BYTES_MAX = 64 << 20
+"""Messages that all webhooks together have in memory, those of one tenant half of it; see push/shared_limits.py."""
+
+WEBHOOK_LOG_MAX = 50
+"""Requests of one webhook that its log of deliveries has."""
+
+PUSH_REQUESTS_MAX = 256
+"""Requests of all webhooks together that wait for their answers; how they share them, push/shared_limits.py says."""
+
+WEBSUB_SUBSCRIPTIONS_MAX = 5_000
+WEBSUB_TOPIC_SUBSCRIPTIONS_MAX = 1_000
+"""WebSub subscriptions of one broker, and of one topic; they are webhooks, too."""
+
+WEBSUB_LEASE_SECONDS = 10 * 86_400
+WEBSUB_LEASE_SECONDS_MIN = 1
+WEBSUB_LEASE_SECONDS_MAX = 30 * 86_400
+"""How long a WebSub subscription lasts by default, at least and at most."""
+
+WEBSUB_SECRET_BYTES_MAX = 199
+"""The secret of a WebSub subscriber: fewer than 200 bytes by the recommendation."""
+
+WEBSUB_REQUESTS_PER_SECOND = 10
+WEBSUB_REQUESTS_BURST = 50
+"""Callbacks that a hub asks for confirmation, on average and in a burst: it must not amplify an attack on somebody."""
+
+WEBSUB_PENDING_MAX = 64
+WEBSUB_PENDING_HOST_MAX = 4
+"""Callbacks that are being asked, and those of one host."""
+
+TLS_HANDSHAKES_MAX = 512
+"""Unfinished TLS handshakes of one address on which a broker listens; beyond that the oldest are dropped."""
+
+TOKENS_MAX = 10_000
+"""Tokens of one broker, with those that were revoked or have expired until a new one takes their place."""
+
+ROLES_MAX = 1_000
+"""Roles of one broker beside the built-in ones."""
+
+BINDINGS_MAX = 10_000
+"""Bindings of roles to identities in one broker."""
+
+GRANTS_MAX = 100
+"""Grants of one role, scopes of one token, and patterns of one grant."""
+
+GRANT_PATTERN_CHARS_MAX = 512
+"""Characters of a pattern in a grant or a binding."""
+
+IDENTITY_CHARS_MAX = 249
+"""Characters of an identity's name."""
+
+DESCRIPTION_CHARS_MAX = 500
+"""Characters of the description of a token or a tenant."""
+
+TRANSACTIONS_MAX = 100_000
+"""Open transactions of one broker."""
+
+TENANTS_MAX = 10_000
+"""Tenants of one broker."""
+
+RATE_MAX = 1 << 50
+"""The largest quota of a tenant."""
+
+RATE_BURST_SECONDS = 1
+"""A tenant's rate is kept on average over this time: so much may come at once."""
+
+THROTTLE_SECONDS_MAX = 10
+"""The longest time that a request waits because of its tenant's rate, before it is refused."""
+
+ASYNCAPI_TOPICS_MAX = 10_000
+ASYNCAPI_SERVICES_MAX = 1000
+"""Topics and services that one AsyncAPI document tells of."""
+ASYNCAPI_BYTES_MAX = 16 << 20
+"""About how large an AsyncAPI document becomes; one that is cut off says where to go on."""

@@ -12,7 +12,7 @@ class PartitionsCounted(Answer):
     """A topic that is deleted and created again gets another."""
 
 
-@declare(Kind.PARTITION_COUNT, Permission(Verb.PUBLISH, Resource.TOPIC, "topic"))
+@declare(Kind.PARTITION_COUNT, Permission(Verb.PUBLISH, Resource.TOPIC, "topic"), awaits_commit=False)
 class PartitionCount(Request[PartitionsCounted]):
     """Count the partitions of a topic; it is created if it does not exist and auto_create_topics is on."""
 

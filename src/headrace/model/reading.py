@@ -14,7 +14,7 @@ class Fetched(Answer):
     """Behind the last message that could be read."""
 
 
-@declare(Kind.FETCH, Permission(Verb.CONSUME, Resource.TOPIC, "topic"))
+@declare(Kind.FETCH, Permission(Verb.CONSUME, Resource.TOPIC, "topic"), awaits_commit=False)
 class Fetch(Request[Fetched]):
     """Read batches from an offset on; they are in the body of the answer."""
 
@@ -36,7 +36,7 @@ class StreamOpened(Answer):
     topic_id: int
 
 
-@declare(Kind.STREAM_OPEN, Permission(Verb.CONSUME, Resource.TOPIC, "topic"))
+@declare(Kind.STREAM_OPEN, Permission(Verb.CONSUME, Resource.TOPIC, "topic"), awaits_commit=False)
 class StreamOpen(Request[StreamOpened]):
     """Deliver batches from an offset on, as they come: first the answer, then deliveries as far as the credit reaches.
 
@@ -59,7 +59,7 @@ class StreamCredit(Request[Answer]):
     bytes: int
 
 
-@declare(Kind.STREAM_CLOSE)
+@declare(Kind.STREAM_CLOSE, awaits_commit=False)
 class StreamClose(Request[Done]):
     """End a stream: no deliveries follow the answer."""
 

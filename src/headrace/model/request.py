@@ -21,7 +21,12 @@ class WireStruct(msgspec.Struct, omit_defaults=True):
 
 
 class Answer(WireStruct):
-    """An answer of the broker."""
+    """An answer of the broker, or what it tells a client unasked."""
+
+    awaits_commit: ClassVar[bool] = True
+    """Pushed to a client of a cluster only when all that was decided before is committed; False: it tells nothing of
+    what the journal records.
+    """
 
 
 AnswerType = TypeVar("AnswerType", bound=Answer)
@@ -34,7 +39,9 @@ class Verb(Enum):
     PUBLISH = "publish"
     CONSUME = "consume"
     LEASE = "lease"
-    EDIT = "edit"
+    EDIT_OWN = "edit-own"
+    """Editing messages whose owner is the identity."""
+    EDIT_ANY = "edit-any"
     CREATE = "create"
     ALTER = "alter"
     DELETE = "delete"
@@ -43,6 +50,8 @@ class Verb(Enum):
     SERVE = "serve"
     REQUEST = "request"
     ADMINISTER = "administer"
+    FOLLOW = "follow"
+    """Following a shard of the cluster, as a node of it."""
 
 
 class Resource(Enum):
@@ -57,6 +66,11 @@ class Resource(Enum):
     SUBJECT = "subject"
     ROUTE = "route"
     SERVICE = "service"
+    WEBHOOK = "webhook"
+    SECURITY = "security"
+    """Roles, bindings, tokens and tenants, of the whole broker."""
+    CLUSTER = "cluster"
+    """The nodes and shards of the cluster that the broker is part of."""
 
 
 class Permission(NamedTuple):
@@ -75,11 +89,23 @@ class Permission(NamedTuple):
         """Yield the name of every resource that the request is about."""
         if not self.field:
             return
-        named = attrgetter(self.field)(request)
         second = (attrgetter(self.second_field)(request),) if self.second_field else ()
-        for name in named if isinstance(named, list) else [named]:
-            if name:
+        for name in _named(request, self.field.split(".")):
+            if name and isinstance(name, str):
                 yield name, *second
+
+
+def _named(part: Any, fields: list[str]) -> Iterator[Any]:
+    """What stands below these fields of a struct, of a mapping, or of each in a list."""
+    if isinstance(part, list):
+        for one in part:
+            yield from _named(one, fields)
+    elif not fields:
+        yield part
+    elif isinstance(part, dict):
+        yield from _named(part.get(fields[0]), fields[1:])
+    elif part is not None:
+        yield from _named(getattr(part, fields[0], None), fields[1:])  # what is malformed, its handler refuses
 
 
 class Declaration(NamedTuple):
@@ -95,6 +121,8 @@ class Declaration(NamedTuple):
     """Whether a broker that is shutting down takes it."""
     by_gateway: bool
     """Whether the gateway answers it: it is about the connection, and the broker does not see it."""
+    awaits_commit: bool
+    """Whether its answer leaves a node of a cluster only when all that was decided before is committed."""
 
 
 class Request(WireStruct, Generic[AnswerType]):
@@ -115,14 +143,25 @@ def declare(
     while_draining: bool = True,
     answered: bool = True,
     by_gateway: bool = False,
+    awaits_commit: bool = True,
 ) -> Callable[[RequestClass], RequestClass]:
-    """Declare a request class; its answer is read from its base, `Request[TheAnswer]`."""
+    """Declare a request class; its answer is read from its base, `Request[TheAnswer]`.
+
+    `awaits_commit` is False only of a request whose answer tells nothing that the journal records, or whose answer
+    waits by a rule of its own, such as the durability of messages.
+    """
 
     def apply(request: RequestClass) -> RequestClass:
         assert kind not in REQUESTS, f"two requests of kind {kind}"
         (answer,) = get_args(request.__orig_bases__[0])  # type: ignore[attr-defined]
         request.declared = Declaration(
-            kind, request.__name__, answer if answered else None, permissions, while_draining, by_gateway
+            kind,
+            request.__name__,
+            answer if answered else None,
+            permissions,
+            while_draining,
+            by_gateway,
+            awaits_commit and answered,
         )
         REQUESTS[kind] = request
         return request

@@ -36,7 +36,7 @@ class BrokerInfo(Answer):
     """Limits by name."""
 
 
-@declare(Kind.INFO, Permission(Verb.DESCRIBE, Resource.BROKER))
+@declare(Kind.INFO, Permission(Verb.DESCRIBE, Resource.BROKER), awaits_commit=False)
 class Info(Request[BrokerInfo]):
     """Describe the broker."""
 
@@ -76,7 +76,12 @@ class TopicInfo(Answer):
 # Topics.
 
 
-@declare(Kind.TOPIC_CREATE, Permission(Verb.CREATE, Resource.TOPIC, "topic"), while_draining=False)
+@declare(
+    Kind.TOPIC_CREATE,
+    Permission(Verb.CREATE, Resource.TOPIC, "topic"),
+    Permission(Verb.CONSUME, Resource.TOPIC, "settings.view_of"),
+    while_draining=False,
+)
 class TopicCreate(Request[TopicInfo]):
     """Create a topic."""
 
@@ -89,7 +94,12 @@ class TopicCreate(Request[TopicInfo]):
     """Accept an existing topic, whatever its settings are."""
 
 
-@declare(Kind.TOPIC_ALTER, Permission(Verb.ALTER, Resource.TOPIC, "topic"), while_draining=False)
+@declare(
+    Kind.TOPIC_ALTER,
+    Permission(Verb.ALTER, Resource.TOPIC, "topic"),
+    Permission(Verb.CONSUME, Resource.TOPIC, "settings.view_of"),
+    while_draining=False,
+)
 class TopicAlter(Request[TopicInfo]):
     """Change settings of a topic while it is in use."""
 
@@ -173,7 +183,7 @@ class Published(Answer):
 # Publishing and reading.
 
 
-@declare(Kind.PUBLISH, Permission(Verb.PUBLISH, Resource.TOPIC, "topic"), while_draining=False)
+@declare(Kind.PUBLISH, Permission(Verb.PUBLISH, Resource.TOPIC, "topic"), while_draining=False, awaits_commit=False)
 class Publish(Request[Published]):
     """Append the batch in the body to a partition."""
 
@@ -231,6 +241,7 @@ class GroupJoined(Answer):
     Kind.GROUP_JOIN,
     Permission(Verb.CONSUME, Resource.GROUP, "group"),
     Permission(Verb.CONSUME, Resource.TOPIC, "topics"),
+    Permission(Verb.CONSUME, Resource.TOPIC, "patterns"),
     while_draining=False,
 )
 class GroupJoin(Request[GroupJoined]):
@@ -268,7 +279,11 @@ class Assignment(Answer):
     """Partitions that now belong to others; the broker refuses commits."""
 
 
-@declare(Kind.GROUP_RELEASE, Permission(Verb.CONSUME, Resource.GROUP, "group"))
+@declare(
+    Kind.GROUP_RELEASE,
+    Permission(Verb.CONSUME, Resource.GROUP, "group"),
+    Permission(Verb.CONSUME, Resource.TOPIC, "places.topic"),
+)
 class GroupRelease(Request[Done]):
     """Release revoked partitions that the member has finished with."""
 
@@ -286,7 +301,11 @@ class GroupLeave(Request[Done]):
     member: str
 
 
-@declare(Kind.COMMIT, Permission(Verb.CONSUME, Resource.GROUP, "group"))
+@declare(
+    Kind.COMMIT,
+    Permission(Verb.CONSUME, Resource.GROUP, "group"),
+    Permission(Verb.CONSUME, Resource.TOPIC, "places.topic"),
+)
 class Commit(Request[Done]):
     """Commit offsets of a group: those of the next messages to read."""
 
@@ -352,7 +371,11 @@ class GroupDescribe(Request[GroupInfo]):
     group: str
 
 
-@declare(Kind.GROUP_SEEK, Permission(Verb.ALTER, Resource.GROUP, "group"))
+@declare(
+    Kind.GROUP_SEEK,
+    Permission(Verb.ALTER, Resource.GROUP, "group"),
+    Permission(Verb.DESCRIBE, Resource.TOPIC, "topic"),
+)
 class GroupSeek(Request[GroupInfo]):
     """Set a group's offsets; its members continue from there."""
 
@@ -438,6 +461,7 @@ class TransactionCommitted(Answer):
     Kind.TRANSACTION_COMMIT,
     Permission(Verb.PUBLISH, Resource.TRANSACTION, "transaction"),
     Permission(Verb.CONSUME, Resource.GROUP, "group"),
+    Permission(Verb.CONSUME, Resource.TOPIC, "places.topic"),
 )
 class TransactionCommit(Request[TransactionCommitted]):
     """Commit a transaction: all staged batches become visible together."""

@@ -17,7 +17,7 @@ OTHER_SERVICES = "others"
 class ServiceDefinition(WireStruct):
     """What an instance of a service says of itself."""
 
-    tenant_fields = ("name", "produces", "consumes")
+    tenant_fields = ("name", "produces", "consumes", "serves")
 
     name: str
     instance: str
@@ -42,9 +42,17 @@ class ServiceRegistered(Answer):
     """The instance expires after so long without a sign of life."""
 
 
-@declare(Kind.SERVICE_REGISTER, Permission(Verb.SERVE, Resource.SERVICE, "definition.name"))
+@declare(
+    Kind.SERVICE_REGISTER,
+    Permission(Verb.SERVE, Resource.SERVICE, "definition.name"),
+    Permission(Verb.PUBLISH, Resource.TOPIC, "definition.produces"),
+    Permission(Verb.SERVE, Resource.SUBJECT, "definition.serves"),
+)
 class ServiceRegister(Request[ServiceRegistered]):
     """Register an instance of a service, or say the same instance's definition anew.
+
+    It says only what its identity may do: it may publish to what it `produces`, read what it `consumes` or lease
+    messages of it, and answer what it `serves`.
 
     All sessions that register the same instance keep it alive with whatever they send. It expires `ttl_ms` after the
     last of it, connected or not.
@@ -60,6 +68,8 @@ class ServiceDeregister(Request[Done]):
 
     name: str
     instance: str
+    any_session: bool = False
+    """Also an instance that another session of the same identity has registered, not only this one."""
 
 
 class ServiceInstance(WireStruct):
@@ -82,7 +92,7 @@ class ServiceInstance(WireStruct):
 class ServiceInfo(Answer):
     """A service: its instances, and what all of them together say of it; the answer to ServiceDescribe."""
 
-    tenant_fields = ("name", "produces", "consumes")
+    tenant_fields = ("name", "produces", "consumes", "serves")
 
     name: str
     instances: list[ServiceInstance] = msgspec.field(default_factory=list)
@@ -116,7 +126,7 @@ class ServicesFound(Answer):
 class ServiceList(Request[ServicesFound]):
     """Which services are registered? Those that match all that is given."""
 
-    tenant_fields = ("name", "produces", "consumes", "after")
+    tenant_fields = ("name", "produces", "consumes", "serves", "after")
 
     name: str = ""
     produces: str = ""

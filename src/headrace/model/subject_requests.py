@@ -22,7 +22,12 @@ class SubjectPublished(Answer):
     """Whether a durable route takes messages of the subject, and they are stored for it."""
 
 
-@declare(Kind.SUBJECT_PUBLISH, Permission(Verb.PUBLISH, Resource.SUBJECT, "subject"), while_draining=False)
+@declare(
+    Kind.SUBJECT_PUBLISH,
+    Permission(Verb.PUBLISH, Resource.SUBJECT, "subject"),
+    while_draining=False,
+    awaits_commit=False,
+)
 class SubjectPublish(Request[SubjectPublished]):
     """Publish messages to a subject. The body is one batch."""
 
@@ -36,7 +41,12 @@ class SubjectSubscribed(Answer):
     """The number of the live subscription."""
 
 
-@declare(Kind.SUBJECT_SUBSCRIBE, Permission(Verb.CONSUME, Resource.SUBJECT, "pattern"), while_draining=False)
+@declare(
+    Kind.SUBJECT_SUBSCRIBE,
+    Permission(Verb.CONSUME, Resource.SUBJECT, "pattern"),
+    while_draining=False,
+    awaits_commit=False,
+)
 class SubjectSubscribe(Request[SubjectSubscribed]):
     """Receive what is published to subjects from now on, as long as the connection lasts, at most once."""
 
@@ -45,7 +55,7 @@ class SubjectSubscribe(Request[SubjectSubscribed]):
     """Of all subscriptions with the same queue name, one gets each batch; empty: this one gets all."""
 
 
-@declare(Kind.SUBJECT_UNSUBSCRIBE)
+@declare(Kind.SUBJECT_UNSUBSCRIBE, awaits_commit=False)
 class SubjectUnsubscribe(Request[Done]):
     """End a live subscription. After the answer nothing more is delivered."""
 
@@ -54,6 +64,8 @@ class SubjectUnsubscribe(Request[Done]):
 
 class SubjectDelivery(Answer):
     """Pushed: messages of a live subscription. The body is one batch."""
+
+    awaits_commit = False
 
     subscription: int
     subject: str
@@ -87,7 +99,7 @@ class SwitchboardInfo(Answer):
     """Replies to requests that were answered before, or that the responder never had."""
 
 
-@declare(Kind.SWITCHBOARD_DESCRIBE, Permission(Verb.DESCRIBE, Resource.BROKER))
+@declare(Kind.SWITCHBOARD_DESCRIBE, Permission(Verb.DESCRIBE, Resource.BROKER), awaits_commit=False)
 class SwitchboardDescribe(Request[SwitchboardInfo]):
     """Counts of live subscriptions, responders and requests."""
 
@@ -101,7 +113,9 @@ class RequestReply(Answer):
     headers: Headers = msgspec.field(default_factory=dict)
 
 
-@declare(Kind.REQUEST_SEND, Permission(Verb.REQUEST, Resource.SUBJECT, "subject"), while_draining=False)
+@declare(
+    Kind.REQUEST_SEND, Permission(Verb.REQUEST, Resource.SUBJECT, "subject"), while_draining=False, awaits_commit=False
+)
 class RequestSend(Request[RequestReply]):
     """Ask one of those who serve a subject. The body is the request's value."""
 
@@ -118,7 +132,9 @@ class ServeOpened(Answer):
     """The number of the responder."""
 
 
-@declare(Kind.SERVE_OPEN, Permission(Verb.SERVE, Resource.SUBJECT, "subject"), while_draining=False)
+@declare(
+    Kind.SERVE_OPEN, Permission(Verb.SERVE, Resource.SUBJECT, "subject"), while_draining=False, awaits_commit=False
+)
 class ServeOpen(Request[ServeOpened]):
     """Answer requests to a subject, or to subjects by pattern, as long as the connection lasts."""
 
@@ -127,7 +143,7 @@ class ServeOpen(Request[ServeOpened]):
     """So many requests may be unanswered at once."""
 
 
-@declare(Kind.SERVE_CLOSE)
+@declare(Kind.SERVE_CLOSE, awaits_commit=False)
 class ServeClose(Request[Done]):
     """Deliver no more requests. Those that were delivered can still be answered."""
 
@@ -136,6 +152,8 @@ class ServeClose(Request[Done]):
 
 class RequestDelivery(Answer):
     """Pushed: a request to a responder. The body is its value."""
+
+    awaits_commit = False
 
     responder: int
     request: int
@@ -148,6 +166,8 @@ class RequestDelivery(Answer):
 
 class SubjectEnd(Answer):
     """Pushed: the broker has ended a live subscription or a responder, and this is why."""
+
+    awaits_commit = False
 
     code: str
     text: str

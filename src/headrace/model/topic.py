@@ -171,7 +171,10 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     message_bytes_max: int = 1 << 20
     """The largest message: value, key and headers."""
     durability: Durability = Durability.SYNCED
-    """What every acknowledgement means at least, and what a message must have reached before anyone reads it."""
+    """What every acknowledgement means at least, and what a message must have reached before anyone reads it.
+
+    In a cluster `replicated` by default.
+    """
     compression: Compression = Compression.PRODUCER
     """`producer`: as it comes; else what clients use for this topic: `none`, `lz4` or `zstd`."""
     memory_bytes: int = 256 << 20
@@ -224,9 +227,10 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 )
         if self.validity is not Validity.KEEP:
             raise InvalidArgument("key_versions needs validity keep: versions count all messages of a key")
-        if self.storage is Storage.DISK and self.durability is not Durability.SYNCED:
+        if self.storage is Storage.DISK and self.durability < Durability.SYNCED:
             raise InvalidArgument(
-                "key_versions needs durability synced: else a power loss could give a version to two messages"
+                "key_versions needs durability synced or replicated: else a power loss could give a version to two "
+                "messages"
             )
 
     def as_dict(self) -> dict[str, Any]:
@@ -251,7 +255,7 @@ def topic_settings(given: dict[str, Any], base: TopicSettings | None = None) -> 
     merged = {**(base or TopicSettings()).as_dict(), **plain}
     durability = str(merged["durability"]).upper()
     if durability not in Durability.__members__:
-        raise InvalidArgument(f"durability is memory, written or synced, not {shown(merged['durability'])}")
+        raise InvalidArgument(f"durability is memory, written, synced or replicated, not {shown(merged['durability'])}")
     merged["durability"] = Durability[durability].value
     try:
         return msgspec.convert(merged, TopicSettings)

@@ -19,6 +19,8 @@ class BrokerTicker:
         self._tick: Callable[[int], int] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._next_us = 0
+        self._lag_us = 0
+        """How late a tick was, at most, since somebody asked."""
 
     def start(self, tick: Callable[[int], int]) -> None:
         """Tick now, and from now on. `tick` takes the time and returns the time of the next tick."""
@@ -30,6 +32,11 @@ class BrokerTicker:
         self._tick = None
         if self._timer is not None:
             self._timer.cancel()
+
+    def take_lag_us(self) -> int:
+        """How late the event loop ran the timer, at most, since the last call."""
+        lag_us, self._lag_us = self._lag_us, 0
+        return lag_us
 
     def wake_at(self, time_us: int) -> None:
         """Tick at this time, if no tick comes before. A tick that is going on looks at everything anyway."""
@@ -43,6 +50,8 @@ class BrokerTicker:
         if self._tick is None:
             return
         now_us = self._runtime.now_us()
+        if self._next_us:  # not the first
+            self._lag_us = max(self._lag_us, now_us - self._next_us)
         delay_s = _DELAY_S_MAX
         try:
             delay_s = (self._tick(now_us) - now_us) / 1e6

@@ -5,6 +5,13 @@ from typing import TYPE_CHECKING
 from headrace.gateways.http.installation import DEFAULT_HTTP_ADDRESS as DEFAULT_HTTP_ADDRESS
 from headrace.gateways.http.installation import missing_packages as missing_packages
 from headrace.runtime.event_loop import new_event_loop as new_event_loop
+from headrace.server.cluster_server import ClusterServer as ClusterServer
+from headrace.server.cluster_transfer import ClusterCopy as ClusterCopy
+from headrace.server.cluster_transfer import NodeOrigin as NodeOrigin
+from headrace.server.cluster_transfer import RestorePoint as RestorePoint
+from headrace.server.cluster_transfer import import_directory as import_directory
+from headrace.server.cluster_transfer import list_restorable as list_restorable
+from headrace.server.cluster_transfer import restore_directory as restore_directory
 from headrace.server.data_repair import data_bytes as data_bytes
 from headrace.server.data_repair import repair_data as repair_data
 from headrace.server.data_repair import verify_data as verify_data

@@ -9,8 +9,9 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from headrace.model.errors import Closed, Forked, HeadraceError
+from headrace.model.errors import Closed, Forked, HeadraceError, InvalidArgument
 from headrace.runtime.event_loop import new_event_loop
+from headrace.server.cluster_server import ClusterServer
 from headrace.server.server import Server
 from headrace.server.settings import EmbeddedSettings, server_settings
 
@@ -25,7 +26,10 @@ class EmbeddedServer:
 
     def __init__(self, data: str | os.PathLike[str], *, disk: "Disk | None" = None, **settings: Any) -> None:
         """Open or create the data; `:memory:` keeps all of it in memory. Settings are those of ServerSettings."""
-        self._server = Server(server_settings({**settings, "data": os.fspath(data)}, EmbeddedSettings), disk)
+        given = server_settings({**settings, "data": os.fspath(data)}, EmbeddedSettings)
+        if given.clustered and disk is not None:
+            raise InvalidArgument("a node of a cluster has its copy on the local disk: leave `disk` out")
+        self._server = ClusterServer(given) if given.clustered else Server(given, disk)
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._loop = new_event_loop()
@@ -87,7 +91,11 @@ class EmbeddedServer:
         if self._stop.is_set():
             end.close()
             return
-        task = self._loop.create_task(self._server.native.attach(end))
+        serving = self._server.server if isinstance(self._server, ClusterServer) else self._server
+        if serving is None:  # it has lost the shard
+            end.close()
+            return
+        task = self._loop.create_task(serving.native.attach(end))
         self._attaching.add(task)  # or nobody would hold it
         task.add_done_callback(self._attaching.discard)
 

@@ -22,17 +22,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.server")
 
 Answer = TypeVar("Answer")
-HTTP_SCHEME = "http"
+HTTP_SCHEMES = ("http", "https")
 
 
 def listen_addresses(settings: "ServerSettings") -> list[ListenAddress]:
-    """All addresses that settings name: host and port first, then `listen`, the Unix socket, and HTTP."""
+    """All addresses that settings name: host and port first, then `listen`, the Unix socket, and HTTP.
+
+    With a certificate, host and port and the address of HTTP speak TLS; a URL in `listen` tells by its scheme.
+    """
     from headrace.gateways.unix_socket import PATH_BYTES_MAX
 
-    addresses = [tcp_address(settings.host, settings.port)] if settings.host else []
+    tls = bool(settings.tls_certificate)
+    addresses = [tcp_address(settings.host, settings.port, tls=tls)] if settings.host else []
     addresses += map(parse_listen_address, settings.listen)
     addresses += [unix_address(settings.socket_path)] if settings.socket_path else []
-    addresses += [parse_listen_address(f"http://{settings.http_address}")] if settings.http_address else []
+    scheme = "https" if tls else "http"
+    addresses += [parse_listen_address(f"{scheme}://{settings.http_address}")] if settings.http_address else []
     fitting = []
     for address in addresses:
         if address.scheme in NATIVE_SCHEMES and len(os.fsencode(address.path)) > PATH_BYTES_MAX:
@@ -51,7 +56,7 @@ def load_gateways(addresses: Sequence[ListenAddress]) -> "dict[GatewayFactory, l
     from headrace.gateways.plugins import load_factories
 
     native = [address for address in addresses if address.scheme in NATIVE_SCHEMES]
-    http = [address for address in addresses if address.scheme == HTTP_SCHEME]
+    http = [address for address in addresses if address.scheme in HTTP_SCHEMES]
     others = [address for address in addresses if address not in native and address not in http]
     own: dict[GatewayFactory, list[ListenAddress]] = {NativeGateway: native}
     if http:
@@ -68,7 +73,7 @@ def _load_http(addresses: Sequence[ListenAddress]) -> "GatewayFactory":
         raise GatewayUnavailable(
             f"cannot listen on {addresses[0]}: HTTP needs {' and '.join(missing)}; install them with "
             "pip install 'headrace[http]'",
-            scheme=HTTP_SCHEME,
+            scheme=addresses[0].scheme,
         )
     from headrace.gateways.http.gateway import HttpGateway
 

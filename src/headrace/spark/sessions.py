@@ -47,7 +47,9 @@ def session(
     letters, digits and `_` in backquotes. Keys and values are text.
 
     Parameters:
-        address: the broker's address; by default $HEADRACE_URL, or else this machine.
+        address: the broker's address; by default $HEADRACE_URL, or else this machine. For a broker with security it
+            names the file with the token, `headrace://host?token_file=/etc/headrace/token`, which is on the driver and
+            on every executor; or $HEADRACE_TOKEN_FILE or $HEADRACE_TOKEN does, set for all of them.
         path: or a data directory, to be read without a broker.
         master: where Spark runs: `local[*]` by default, `spark://host:7077`, `sc://host:15002` for Spark Connect.
         app_name: the name of the Spark application.

@@ -80,6 +80,7 @@ def discard(new: FileSegment) -> None:
 def _batches(segment: Segment) -> Iterator[Batch]:
     for position, item in scan(segment, segment.begin, segment.base_offset, segment.end, stop=segment.next_offset):
         if isinstance(item, Damage):
+            segment.report_damage(position, item.reason)
             raise CorruptBatch(item.base_offset, item.next_offset, segment.path, position, item.reason)
         yield item
 

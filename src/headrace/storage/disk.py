@@ -49,8 +49,23 @@ class Disk(ABC):
     FileExistsError if the file to be created exists. tests/conformance runs the same suite over every disk.
     """
 
+    is_replicated: bool = False
+    """Whether `sync` returns only when a shared store has the changes, so that they survive the loss of the machine."""
     close_some: Callable[[], bool] = staticmethod(lambda: False)
     """Closes files that nobody uses at the moment; returns whether there were any. Set by the StorageRuntime."""
+    on_failure: Callable[[BaseException], None] = staticmethod(lambda _: None)
+    """Called, on any thread, when a replicated disk or a log on it has failed. Set by the node of the cluster."""
+
+    def kept_order_since(self, boot_id: bytes) -> bool:
+        """Whether no change made since a boot was lost or reordered: at most the last ones are missing."""
+        return boot_id == self.boot_id() != b""
+
+    def report_damage(self, path: str, position: int, reason: str) -> None:  # noqa: B027
+        """Called when the bytes of a file turn out to be damaged, before anything is made of that.
+
+        A disk that has a copy elsewhere raises NotServing, and has the file repaired: the damage must not become a
+        fact. It returns if the bytes are what they are everywhere.
+        """
 
     @abstractmethod
     def open(self, path: str, *, write: bool = False, create: bool = False) -> OpenFile: ...

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import ClassVar
 
+from headrace.model.cluster_errors import IN_DOUBT_TEXT, Fenced
 from headrace.model.durability import Durability
 from headrace.model.errors import DiskFull, HeadraceError, LogClosed, LogFailed, LogNotFound, Timeout, TooManyFiles
 from headrace.storage.meta import sync_meta
@@ -36,6 +37,7 @@ class GroupCommitLog(StoredLog):
         "_unsynced_directories",
         "_waiting",
         "directory",
+        "durability_max",
         "host",
         "settings",
     )
@@ -48,11 +50,12 @@ class GroupCommitLog(StoredLog):
         self.host = host
         self.directory = directory
         self.settings = settings
+        self.durability_max = Durability.REPLICATED if host.disk.is_replicated else Durability.SYNCED
         self._lock = threading.Lock()
         self._structure = threading.RLock()
         """Held while files are synced, replaced or removed."""
         self._waiting: list[tuple[int, SyncCallback]] = []
-        self._failure: LogFailed | None = None
+        self._failure: LogFailed | Fenced | None = None
         self._closed = False
         self._first_offset = self._synced_offset = 0
         self._segments: tuple[FileSegment, ...] = ()
@@ -88,7 +91,7 @@ class GroupCommitLog(StoredLog):
 
     def reached(self, offset: int) -> Durability:
         """The durability that all messages before an offset have now."""
-        return Durability.SYNCED if self._synced_offset >= offset else Durability.WRITTEN
+        return self.durability_max if self._synced_offset >= offset else Durability.WRITTEN
 
     def request_sync(self) -> None:
         """Have the flusher sync what has been written by now, or sync inline if that is small and the disk is quick."""
@@ -185,14 +188,17 @@ class GroupCommitLog(StoredLog):
         self._synced_offset = target
         if summary is None:
             return
+        took_s = self.host.inline_sync.now() - began
         if small and not directories:
-            self.host.inline_sync.record_latency(self.host.inline_sync.now() - began)
+            self.host.inline_sync.record_latency(took_s)
         last = segments[-1]
+        self.host.sync_counts.add(took_s, max(summary.end - last.synced_end, 0))
         if summary.end - last.checkpoint >= self.settings.checkpoint_bytes:
             last.save_index(summary)
         last.synced_end = summary.end
-        # Zeros ahead halve the time of a small sync, but only cost when much is written between syncs.
-        if small and last.needs_zeros_ahead(self.settings.ahead_bytes_max):
+        # Zeros ahead halve the time of a small sync, but only cost when much is written between syncs, or when a shared
+        # store has it instead of the local disk.
+        if small and not self.host.disk.is_replicated and last.needs_zeros_ahead(self.settings.ahead_bytes_max):
             self.host.preparer.submit(self._prepare)
 
     def _sync_files(self, segments: Sequence[FileSegment], directories: list[str]) -> None:
@@ -246,6 +252,9 @@ class GroupCommitLog(StoredLog):
 
     def _fail(self, error: BaseException) -> None:
         """Never sync again: after a failed sync the system may have dropped the data and forgotten that it did."""
+        if self.host.disk.is_replicated:
+            self._stop_serving(error)
+            return
         self._failure = LogFailed(
             f"{self.directory} could not be written or synced ({error!r}); messages from offset {self._synced_offset} "
             "on may not survive a power loss. The log is read-only until it is opened again: check the disk first"
@@ -257,6 +266,20 @@ class GroupCommitLog(StoredLog):
             error,
         )
 
-    def _failed(self) -> LogFailed:
+    def _stop_serving(self, error: BaseException) -> None:
+        """Fail a log of a cluster: what is not committed is not acknowledged, and another node goes on.
+
+        With it or without it: the store may have got what it has not answered, so this is never NotServing.
+        """
+        if self._failure is not None:
+            return
+        self._failure = Fenced(f"this node of the cluster no longer serves: {IN_DOUBT_TEXT} ({error})")
+        # All logs of a fenced disk fail at the same time, and its owner logs that once.
+        level = logging.DEBUG if isinstance(error, Fenced) else logging.ERROR
+        text = "log failed; this node must stop serving  directory=%s synced_offset=%d reason=%r"
+        logger.log(level, text, self.directory, self._synced_offset, error)
+        self.host.disk.on_failure(error)
+
+    def _failed(self) -> LogFailed | Fenced:
         assert self._failure is not None
-        return LogFailed(str(self._failure))
+        return type(self._failure)(str(self._failure))

@@ -6,8 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from headrace.model.batch import FLAG_COMPACTED, FLAG_LOST, SPAN_MAX, Batch, gap
+from headrace.model.cluster_errors import Fenced
 from headrace.model.durability import Durability
-from headrace.model.errors import DiskFull, HeadraceError, LogOwned, OffsetOutOfRange, TooManyFiles
+from headrace.model.errors import (
+    DiskFull,
+    DurabilityUnavailable,
+    HeadraceError,
+    LogOwned,
+    OffsetOutOfRange,
+    TooManyFiles,
+)
 from headrace.model.limits import BATCH_BYTES_MAX
 from headrace.storage.beacon import Beacon
 from headrace.storage.compaction import Keep, before, compacted, discard, swap, write_copy
@@ -135,10 +143,12 @@ class FileLog(GroupCommitLog):
         return self._segments
 
     def append(self, batch: Batch, now_us: int, durability: Durability = Durability.MEMORY) -> AppendReceipt:
-        """Write a batch, and request a sync if `durability` is synced; returns at once, the receipt can wait.
+        """Write a batch, and request a sync if `durability` is synced or replicated; the receipt can wait.
 
         When this raises, nothing was appended.
         """
+        if durability > self.durability_max:
+            raise DurabilityUnavailable
         try:
             with self._lock:
                 self._check_writable()
@@ -149,13 +159,13 @@ class FileLog(GroupCommitLog):
                 segment.append(batch)
                 next_offset = segment.next_offset
                 rolled = self._segments is not before
-        except OSError as error:
+        except (OSError, Fenced) as error:
             self._fail(error)
             self._report_synced()
             raise self._failed() from error
         if self.beacon is not None:
             self.beacon.publish(next_offset)
-        if rolled or durability is Durability.SYNCED:
+        if rolled or durability >= Durability.SYNCED:
             self.request_sync()
         return AppendReceipt(self, base_offset, next_offset)
 
@@ -277,10 +287,10 @@ class FileLog(GroupCommitLog):
             self._changed()
         return old.end - new.end
 
-    def close(self) -> None:
-        """Sync everything, seal the last segment so that opening is quick, and close the files.
+    def close(self, *, is_deleted: bool = False) -> None:
+        """Sync everything, seal the last segment so that opening is quick unless it is deleted, and close the files.
 
-        Raises LogFailed or TooManyFiles if not everything could be synced; the log is closed then too.
+        Raises LogFailed, Fenced or TooManyFiles if not everything could be synced; the log is closed then too.
         """
         with self._structure:
             if self._closed:
@@ -288,7 +298,9 @@ class FileLog(GroupCommitLog):
             postponed = self._try_sync()
             try:
                 for segment in self._segments if self._failure is None and postponed is None else ():
-                    if segment.wants_seal:
+                    if is_deleted:
+                        segment.retire()
+                    elif segment.wants_seal:
                         segment.seal()
             except TooManyFiles as error:
                 postponed = error

@@ -82,6 +82,9 @@ class MemorySegment:
         """There is none."""
         return None
 
+    def report_damage(self, position: int, reason: str) -> None:
+        """Do nothing: there is no copy elsewhere."""
+
 
 class MemoryLog(StoredLog):
     """A log of at most `bytes_max` in memory. Older messages are dropped, or, with `spill`, moved to that log.
@@ -92,6 +95,7 @@ class MemoryLog(StoredLog):
 
     durable: ClassVar[bool] = False
     append_durability: ClassVar[Durability] = Durability.MEMORY
+    durability_max = Durability.MEMORY
     log_id = 0
     survived_offset = 0
 
@@ -248,7 +252,7 @@ class MemoryLog(StoredLog):
         """Memory holds what was written to it."""
         return Findings()
 
-    def close(self) -> None:
+    def close(self, *, is_deleted: bool = False) -> None:  # noqa: ARG002
         """Drop all messages."""
         with self._lock:
             self._closed = True

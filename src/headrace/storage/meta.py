@@ -27,8 +27,8 @@ class Meta(NamedTuple):
     """The encoded owner, which storage does not decode; empty if the log has none."""
 
     def power_lost(self, host: StorageRuntime) -> bool:
-        """Whether the machine was restarted since a writer last opened the log, or may have been."""
-        return self.boot_id != host.disk.boot_id() or not self.boot_id
+        """Whether writes may have been lost or reordered since a writer last opened the log."""
+        return not host.disk.kept_order_since(self.boot_id)
 
 
 def open_meta(host: StorageRuntime, directory: str, *, create: bool) -> Meta:

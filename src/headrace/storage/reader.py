@@ -169,8 +169,10 @@ class LogReader:
             try:
                 after = 0
                 for position, item in self._scan(segment, offset, stop, verify):
-                    if isinstance(item, Damage) and self._layout() is not layout:
-                        break  # the segment was replaced or removed while we read it
+                    if isinstance(item, Damage):
+                        if self._layout() is not layout:
+                            break  # the segment was replaced or removed while we read it
+                        segment.report_damage(position, item.reason)
                     if item.next_offset > offset:
                         offset = item.next_offset
                         after = position + item.length

@@ -98,6 +98,7 @@ class Recovery:
     Damage between good batches is copied to the quarantine and replaced by a gap over its offsets. Bytes after the last
     good batch were being written in a crash: they are copied to the quarantine and truncated. After a power loss,
     unsynced writes may have reached the disk in any order: the log then ends at the first that is missing.
+    A disk that has a copy elsewhere is told of all damage first, and raises instead of having it repaired here.
     """
 
     def __init__(
@@ -186,6 +187,7 @@ class Recovery:
         header = SegmentHeader.new(segment.log_id, segment.base_offset, segment.created_us)
         segment.file_id = header.file_id
         if self._disk.size(segment.file()) > segment.begin:  # or a crash came while the file was being created
+            segment.report_damage(0, "the header of the segment is damaged")
             self._findings.headers.append(segment.path)
             self._quarantine(segment, 0, segment.begin)
             logger.warning("damaged segment header rewritten  path=%s", segment.path)
@@ -198,6 +200,8 @@ class Recovery:
         """Scan the batches from the segment's end on; an index certifies that some of them were good once."""
         start, limit = segment.end, later[0] if later else None
         for position, item in scan_copied(segment, segment.end, segment.next_offset, size, limit=limit):
+            if isinstance(item, Damage):
+                segment.report_damage(position, item.reason)
             if isinstance(item, Batch):
                 batch = item
             elif item.base_offset < certified.next_offset:
@@ -224,6 +228,8 @@ class Recovery:
         size = self._disk.size(segment.file())
         garbage = 0 if is_zero(segment, segment.end, size) else size - segment.end
         due = later[0] if later else certified.next_offset
+        if due > segment.next_offset or (garbage and not later):
+            segment.report_damage(segment.end, "the end of the segment is missing")
         if due > segment.next_offset:
             if segment.next_offset >= certified.next_offset and self._was_not_synced(segment, later):
                 self._forget_later(later)
@@ -267,6 +273,7 @@ class Recovery:
         """Remove a segment that was created and not used."""
         segment = self._open(later[0])
         if find_batch(segment, segment.begin, self._disk.size(segment.file()), 0) is not None:
+            segment.report_damage(segment.begin, "its offsets are those of the segment before it")
             raise CorruptFile(
                 f"{segment.path} has offsets that the segment before it has too; move the one that does not belong "
                 "here out of the directory"
@@ -298,8 +305,11 @@ class Recovery:
     def _write_again(self, segment: FileSegment, position: int) -> None:
         """Write the bytes that no index certifies once more, unchanged.
 
-        If their sync failed in an earlier process, the system takes them for synced, and would not write them.
+        If their sync failed in an earlier process, the system takes them for synced, and would not write them. A
+        replicated disk does not rely on the system for that.
         """
+        if self._disk.is_replicated:
+            return
         while position < segment.end:
             chunk = segment.read(position, min(_CHUNK_BYTES, segment.end - position))
             self._disk.write(segment.file(), position, chunk)

@@ -8,6 +8,7 @@ from headrace.storage.index import Index
 from headrace.storage.inline_sync import InlineSyncPolicy
 from headrace.storage.lookups import Lookups
 from headrace.storage.pool import Pool
+from headrace.storage.sync_counts import SyncCounts
 from headrace.storage.worker import Worker
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class StorageRuntime:
         self.lookups = Lookups(POSITIONS_MAX, SPANS_MAX)
         self.flusher = flusher or Worker("headrace-flush")
         self.inline_sync = InlineSyncPolicy()
+        self.sync_counts = SyncCounts()
         self.preparer = preparer or Worker("headrace-prepare")
         # Weakly: the disk may outlive this, and a cycle would keep all open files until the garbage collector runs.
         close_some = weakref.WeakMethod(self._close_some)

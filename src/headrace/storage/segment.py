@@ -139,6 +139,9 @@ class Segment(ByteSource, Protocol):
     def file(self) -> OpenFile | None:
         """The open file; None for a segment in memory."""
 
+    def report_damage(self, position: int, reason: str) -> None:
+        """Tell the disk that the bytes at a position are damaged; it may raise."""
+
 
 class FileSegment:
     """A segment in a file. File, mapping and index come from the runtime's pools, so idle segments cost nothing."""
@@ -274,6 +277,10 @@ class FileSegment:
     def read(self, position: int, length: int) -> bytes:
         """A copy of some bytes; fewer at the end of the file."""
         return self.host.disk.read(self.file(), position, length)
+
+    def report_damage(self, position: int, reason: str) -> None:
+        """Tell the disk that the bytes at a position are damaged; one that has a copy elsewhere raises."""
+        self.host.disk.report_damage(self.path, position, reason)
 
     def index(self) -> Index:
         """The sparse index, loaded or rebuilt if necessary."""

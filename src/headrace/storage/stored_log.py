@@ -30,6 +30,8 @@ class StoredLog(LogReader, ABC):
     """Whether messages can be synced, and are still there when the log is opened again."""
     append_durability: ClassVar[Durability]
     """The durability that messages have as soon as `append` returns."""
+    durability_max: Durability
+    """The durability that messages have once they are synced; a log never reaches a higher one."""
 
     owner: bytes
     """Whose the log is, encoded; empty for a log that is nobody's."""
@@ -57,7 +59,7 @@ class StoredLog(LogReader, ABC):
 
     @abstractmethod
     def append(self, batch: Batch, now_us: int, durability: Durability = Durability.MEMORY) -> "AppendReceipt":
-        """Append a batch, and request a sync if `durability` is synced; returns at once, the receipt can wait.
+        """Append a batch, and request a sync if `durability` is synced or replicated; the receipt can wait.
 
         Raises DurabilityUnavailable if the log can never reach it. When this raises, nothing was appended.
         """
@@ -149,8 +151,11 @@ class StoredLog(LogReader, ABC):
         """Store another owner with the log; a durable one has it on the disk with the next sync."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Sync what can be synced and release everything; raises if not all of it could be synced."""
+    def close(self, *, is_deleted: bool = False) -> None:
+        """Sync what can be synced and release everything; raises if not all of it could be synced.
+
+        The files of a log that is deleted are not prepared for the next opening.
+        """
 
 
 class AppendReceipt:
@@ -172,6 +177,6 @@ class AppendReceipt:
         """Return when the messages have this durability; raises DurabilityUnavailable if they never will."""
         if self._log.append_durability >= durability:
             return
-        if not self._log.durable:
+        if self._log.durability_max < durability:
             raise DurabilityUnavailable
         self._log.wait_synced(self.next_offset, timeout_s)

@@ -166,6 +166,10 @@ class MemoryDisk(Disk):
             old, new = self._names(old_directory, source), self._names(new_directory, target)
             if old_name not in old:
                 raise LogNotFound(f"there is no {source}")
+            if _normal(target).startswith(f"{_normal(source)}/"):
+                raise _failed(errno.EINVAL, target)  # a directory cannot be moved into itself
+            if self.is_directory(source) and new.get(new_name) is not None:
+                raise _failed(errno.ENOTDIR, target)  # nor replace a file
             if self.is_directory(target) and (self.names(target) or not self.is_directory(source)):
                 raise _failed(errno.ENOTEMPTY if self.is_directory(source) else errno.EISDIR, target)
             if self.is_directory(source):

@@ -148,7 +148,7 @@ def check_gateway(url: str, talk: Callable[[str], None] | None = None) -> None:
     """
 
     async def check() -> None:
-        server = Server(server_settings({"data": ":memory:", "listen": [url], "drain_seconds": 1}))
+        server = Server(server_settings({"data": ":memory:", "listen": [url], "insecure": True, "drain_seconds": 1}))
         await asyncio.wait_for(server.start(), _PATIENCE_S)
         try:
             (gateway,) = [each for each in server.gateways if each is not server.native]

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from headrace.broker.broker import Broker
+from headrace.broker.definitions_mirror import SharedDefinitionsStore
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.ports import Session
 from headrace.broker.settings import BrokerSettings
@@ -12,6 +13,7 @@ from headrace.broker.streams import Stream
 from headrace.engines.api import Store
 from headrace.model.batch import NO_PRODUCER, Batch, Columns, Producer, encode, parse
 from headrace.model.errors import HeadraceError
+from headrace.model.identity import ANONYMOUS, Identity
 from headrace.model.middleware import MiddlewareFactory
 from headrace.model.reading import StreamOpen
 from headrace.model.request import Request
@@ -19,6 +21,7 @@ from headrace.model.requests import Publish
 from headrace.plugins import MIDDLEWARE, load_plugin
 from headrace.storage.disk import Disk
 from headrace.storage.runtime import StorageRuntime
+from headrace.storage.worker import Worker
 from headrace.testing.inline import InlineWorker
 from headrace.testing.virtual_loop import SteppedScheduler, VirtualLoop
 
@@ -46,18 +49,29 @@ class Workbench:
         settings: BrokerSettings | None = None,
         now_us: int = START_US,
         middleware: Mapping[str, MiddlewareFactory] | None = None,
+        definitions: Callable[["Workbench"], SharedDefinitionsStore] | None = None,
+        flusher: Worker | None = None,
     ) -> None:
-        """A broker on this disk; `middleware` by name is found besides that of installed packages."""
+        """A broker on this disk; `middleware` by name is found besides that of installed packages.
+
+        `definitions` returns where the security definitions are, given the broker's ports; by default in the journal.
+        `flusher` runs the syncs, instead of what the attributes about syncs say.
+        """
         self._middleware = dict(middleware or {})
         self.now_us = now_us
         self.pushed: list[Any] = []
         """What the broker pushed to sessions."""
+        self.ended: list[tuple[Session, HeadraceError]] = []
+        """Sessions that the broker has ended, and why."""
         self.failures: list[HeadraceError] = []
         """Errors of background jobs."""
         self.wakes_us: list[int] = []
         """The times at which the broker asked to be woken."""
         self.syncing_later = False
         """Whether the disk is slow: syncs run in steps of their own, else at once."""
+        self.holding_syncs = False
+        """Whether the disk does not answer: syncs do not return before `release_syncs`."""
+        self.held_syncs: list[Callable[[], None]] = []
         self.holding_workers = False
         """Whether the jobs of worker threads do not run before `release_workers`, as if they did not return."""
         self.held_jobs: list[Callable[[], None]] = []
@@ -69,7 +83,7 @@ class Workbench:
         self.call_at_turn_end = scheduler.call_at_turn_end
         self.call_threadsafe = scheduler.call_threadsafe
         self._stream = 0
-        host = StorageRuntime(disk, flusher=_Flusher(self), preparer=InlineWorker())
+        host = StorageRuntime(disk, flusher=flusher or _Flusher(self), preparer=InlineWorker())
         self.broker = Broker(
             Store(host, directory),
             self,
@@ -78,6 +92,7 @@ class Workbench:
             version="test",
             now_us=now_us,
             load_middleware=self._load_middleware,
+            definitions=None if definitions is None else definitions(self),
         )
         self.session = self.connect()
         self.run()
@@ -105,6 +120,13 @@ class Workbench:
         for job in held:
             self.run_on_thread(job)
 
+    def release_syncs(self) -> None:
+        """Let the syncs run that `holding_syncs` held, and those that come."""
+        self.holding_syncs = False
+        held, self.held_syncs = self.held_syncs, []
+        for job in held:
+            self.run_on_thread(job)
+
     def run_on_thread(self, job: Callable[[], None]) -> None:
         """Run a job that the server would run on another thread in a step of its own, outside the scheduler's turns."""
         self._loop.call_soon(job)
@@ -124,9 +146,22 @@ class Workbench:
         """Run the next callback that is scheduled; whether there was one."""
         return self._loop.step()
 
-    def connect(self, name: str = "workbench", tenant: str = "") -> Session:
-        """Open a session; what the broker pushes to it is added to `pushed`."""
-        return self.broker.connect(self.pushed.append, name, self.now_us, tenant=tenant, is_local=True)
+    def connect(self, name: str = "workbench", tenant: str = "", identity: Identity = ANONYMOUS) -> Session:
+        """Open a session; what the broker pushes to it is added to `pushed`, and `ended` tells why it ended."""
+        session = self.broker.connect(
+            self.pushed.append,
+            name,
+            self.now_us,
+            identity=identity,
+            tenant=tenant,
+            is_local=True,
+            end=lambda error: self._end(session, error),
+        )
+        return session
+
+    def _end(self, session: Session, error: HeadraceError) -> None:
+        self.ended.append((session, error))
+        self.broker.disconnect(session, self.now_us)
 
     def begin(
         self, request: Request[Any], body: bytes | bytearray | memoryview = b"", session: Session | None = None
@@ -203,7 +238,7 @@ class Workbench:
 
 
 class _Flusher(InlineWorker):
-    """Syncs at once, or in a step of its own when the disk is slow."""
+    """Syncs at once, in a step of its own when the disk is slow, or when a test says so."""
 
     def __init__(self, bench: Workbench) -> None:
         super().__init__()
@@ -211,7 +246,9 @@ class _Flusher(InlineWorker):
 
     def submit(self, job: Callable[[], None]) -> None:
         """Sync."""
-        if self._bench.syncing_later:
+        if self._bench.holding_syncs:
+            self._bench.held_syncs.append(job)
+        elif self._bench.syncing_later:
             self._bench.run_on_thread(job)
         else:
             job()

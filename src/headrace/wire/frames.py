@@ -13,6 +13,8 @@ from headrace.model.limits import FRAME_BYTES_MAX
 # length of what follows the header | kind | version | spare | correlation | length of the head
 _HEADER = struct.Struct("<IBBHII")
 HEADER_BYTES = _HEADER.size
+_HTTP = int.from_bytes(b"HTTP", "little")
+"""How long a frame would be whose first bytes are those of an answer of HTTP."""
 assert HEADER_BYTES == 16
 FRAME_VERSION = 1
 RECEIVED_BYTES = 256 << 10
@@ -103,6 +105,16 @@ class Frames:
                 return (Frame(kind, correlation, shared[HEADER_BYTES:body], shared[body:count], False),)
         return self._found(count)
 
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Take bytes that were received elsewhere: the frames that are whole now. To be iterated to its end."""
+        left = memoryview(data)
+        while left:
+            buffer = self.buffer()
+            count = min(len(left), len(buffer))
+            buffer[:count] = left[:count]
+            left = left[count:]
+            yield from self.received(count)
+
     def _found(self, count: int) -> Iterator[Frame]:
         if self._partial is not None:
             self._filled += count
@@ -138,8 +150,18 @@ class Frames:
         self._partial = partial
 
 
+def frame_correlation(header: bytes) -> int:
+    """The correlation in the first bytes of a frame; 0 if they are too few, or those of no frame."""
+    if len(header) < HEADER_BYTES:
+        return 0
+    _, _, version, _, correlation, _ = _HEADER.unpack_from(header)
+    return int(correlation) if version == FRAME_VERSION else 0
+
+
 def _impossible(length: int, version: int, head_length: int, bytes_max: int) -> ProtocolError:
     """What is wrong with a header."""
+    if length == _HTTP:
+        return ProtocolError("the other side answers HTTP: write http:// instead of headrace://")
     if version != FRAME_VERSION:
         return ProtocolError(f"a frame of version {version}; this side speaks version {FRAME_VERSION}")
     if length > bytes_max:

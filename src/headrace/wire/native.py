@@ -5,16 +5,23 @@ from typing import Any
 import msgspec
 
 from headrace.model import (  # importing them declares their requests
+    audit,  # noqa: F401
     bus_event,  # noqa: F401
+    cluster_requests,  # noqa: F401
     idempotency,  # noqa: F401
     job_requests,  # noqa: F401  importing them declares their requests
     leasing,  # noqa: F401
     log_level_requests,  # noqa: F401
+    metric_requests,  # noqa: F401
     partition_count,  # noqa: F401
     route_requests,  # noqa: F401
     schedule_requests,  # noqa: F401
+    security_requests,  # noqa: F401
     service_requests,  # noqa: F401
     subject_requests,  # noqa: F401
+    tenant_requests,  # noqa: F401
+    webhook_requests,  # noqa: F401
+    websub_requests,  # noqa: F401
 )
 from headrace.model.errors import HeadraceError, ProtocolError, error_of
 from headrace.model.kinds import Kind as Kind
@@ -25,6 +32,11 @@ from headrace.model.standing_lease import LeaseDelivery, LeaseEnd
 from headrace.model.subject_requests import RequestDelivery, SubjectDelivery, SubjectEnd
 
 DEFAULT_PORT = 7390
+DEFAULT_HTTP_PORT = 7391
+UPGRADE_PATH = "/v1/native"
+"""Where HTTP switches a connection to this protocol."""
+UPGRADE_PROTOCOL = "headrace"
+"""What the request for it names in `Upgrade`."""
 PROTOCOL_VERSION = 1
 
 
@@ -39,6 +51,8 @@ class Welcome(Answer):
     """Whoever says nothing for three times as long is taken for dead: send a Ping when idle for this long."""
     frame_bytes_max: int
     features: list[str] = msgspec.field(default_factory=list)
+    nodes: list[str] = msgspec.field(default_factory=list)
+    """Of a cluster: the URLs at which clients reach its nodes, this one's among them; empty for a plain broker."""
 
 
 @declare(Kind.HELLO, by_gateway=True)
@@ -55,6 +69,12 @@ class Hello(Request[Welcome]):
     """Whose names the session's names are, where they say no tenant; by default the identity's, else `default`."""
     features: list[str] = msgspec.field(default_factory=list)
     """What the client can do beyond the version; the answer has those that both can."""
+    mechanism: str = ""
+    """How the client authenticates: `bearer` with a token; empty: it gives no credentials."""
+    credentials: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"Hello(client={self.client!r}, name={self.name!r}, tenant={self.tenant!r})"  # no credentials
 
 
 class Pong(Answer):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.arguments import command_maker, completes, duration_from_zero, start
 from headrace.cli.connection import add_connection, add_yes, broker_url, confirmed
 from headrace.cli.message_formats import time_text
+from headrace.cli.setting_options import bytes_text
 from headrace.cli.spark import archive_removal
-from headrace.cli.spark.pipeline_display import bytes_text
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import EXIT_ERROR, EXIT_USAGE, Output, ProgressLine, counted, say, table
 from headrace.model.errors import HeadraceError, InvalidArgument, TopicNotFound

@@ -8,6 +8,7 @@ from headrace.cli.connection import add_connection
 from headrace.cli.contexts import Contexts, address, context_name, load, resolve
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import Output, table
+from headrace.cli.tls_options import add_tls_options, given_tls_options, with_given_token_file
 from headrace.client.connection.environment import CONTEXT_VARIABLE, URL_VARIABLE
 from headrace.model.errors import InvalidArgument
 
@@ -25,7 +26,10 @@ headrace.connect() in Python reads $HEADRACE_URL only."""
 _ADD = """\
 examples:
   headrace context add production headrace://queue.example.com:7390
+  headrace context add secure headraces://queue.example.com --ca ca.pem --use
   headrace context add local headrace+unix:///run/headrace.sock --use
+  headrace context add cluster headrace://a:7390,b:7390,c:7390
+  headrace context add far http://broker.example.org:80/headrace
 """
 
 _LIST = """\
@@ -66,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     adding = make("add", add, "name the address of a broker", _ADD)
     adding.add_argument("name", metavar="NAME", type=context_name, help="the name")
     adding.add_argument("address", metavar="ADDRESS", type=address, help="the address, as headrace://host:7390")
+    add_tls_options(adding)
     adding.add_argument("--use", action="store_true", help="also choose this context")
     adding.add_argument("--replace", action="store_true", help="replace the address of an existing context")
     listing = make("list", list_contexts, "list contexts", _LIST)
@@ -83,8 +88,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     """Name an address."""
+    from headrace.client.connection.addresses import parse_address, with_options
+
     known = load(os.environ)
     before = known.addresses.get(given.name)
+    tls = given_tls_options(given)
+    if tls.given():
+        named = parse_address(given.address)
+        given.address = str(with_options(named, tls.over(named.tls), given.address))
+    given.address = with_given_token_file(given, given.address)
     if before not in (None, given.address) and not given.replace:
         raise InvalidArgument(f"context {given.name} already exists, for {before}; --replace replaces its address")
     known.addresses[given.name] = given.address

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from headrace.cli.connection import add_connection, broker_url, connected
+from headrace.cli.connection import add_connection, broker_place, connected
 from headrace.cli.message_formats import time_text
 from headrace.cli.setting_options import setting_text
 from headrace.cli.terminal.histogram import span_text
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def info(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     """Print the description of a broker."""
-    where = broker_url(given)
+    where = broker_place(given)
     with connected(given, out) as bus:
         found = bus.info()
     content = {name: getattr(found, name) for name in found.__struct_fields__}

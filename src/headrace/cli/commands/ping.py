@@ -5,7 +5,7 @@ import statistics
 import time
 
 from headrace.cli.arguments import duration, duration_from_zero, more_than_zero
-from headrace.cli.connection import add_connection, broker_url, connected
+from headrace.cli.connection import add_connection, broker_place, connected
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import Output, counted
 
@@ -43,7 +43,7 @@ def ping(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     """Send requests to the broker, and print their latencies."""
     took_ms: list[float] = []
     with connected(given, out, wait=given.wait) as bus:
-        where = broker_url(given)
+        where = broker_place(given)
         for number in range(given.count):
             if number:
                 time.sleep(given.interval)

@@ -111,7 +111,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--durability",
         choices=[each.name.lower() for each in Durability],
-        help="the least durability at which the broker acknowledges: in memory, written, or synced to the disk",
+        help="the least durability at which the broker acknowledges: in memory, written, synced to the disk, or "
+        "replicated to the shared store of a cluster",
     )
     add("--reply", action="store_true", help="the messages are jobs: wait for their results, and print these")
     add("--compression", choices=("none", "lz4", "zstd"), help="compress messages on the wire and on the disk")

@@ -7,7 +7,7 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -19,7 +19,7 @@ from headrace.cli.terminal.interrupts import Interrupted, Interrupts
 from headrace.cli.terminal.log_format import log_to_stderr
 from headrace.cli.terminal.output import Output
 from headrace.model.errors import InvalidArgument
-from headrace.server import Server, ServerSettings, new_event_loop
+from headrace.server import ClusterServer, Server, ServerSettings, new_event_loop
 
 logger = logging.getLogger("headrace.server")
 
@@ -38,6 +38,25 @@ _METAVARS = {
     "http_address": "HOST:PORT",
     "http_hosts": "HOST",
     "http_origins": "ORIGIN",
+    "webhook_networks": "NETWORK",
+    "http_webhook_origins": "HOST",
+    "tls_certificate": "FILE",
+    "tls_key": "FILE",
+    "tls_key_password_file": "FILE",
+    "tls_sni_certificates": "FILE",
+    "tls_client_ca": "FILE",
+    "tls_client_names": "KIND",
+    "tls_min_version": "VERSION",
+    "cluster": "NAME",
+    "store": "URL",
+    "node": "NAME",
+    "zone": "TEXT",
+    "advertise": "URL",
+    "node_token_file": "FILE",
+    "node_ca": "FILE",
+    "node_certificate": "FILE",
+    "node_key": "FILE",
+    "store_credentials_file": "FILE",
 }
 
 _EPILOG = """\
@@ -47,6 +66,7 @@ examples:
   headrace serve --listen headrace://127.0.0.1:7390 --listen unix:///run/headrace.sock
   headrace serve --http-address 127.0.0.1:8080 --http-origins https://app.example.org
   headrace serve --host 0.0.0.0 --topic partitions=4 --topic retain_seconds=7d
+  headrace serve --host 0.0.0.0 --tls-certificate server.pem --tls-key server-key.pem
   HEADRACE_PORT=7400 headrace serve --config headrace.toml --print-config
 
 Each setting is read from these sources, and the first that sets it wins:
@@ -62,6 +82,8 @@ like 30s or 7d. Relative paths in a file are relative to the file.
 When the broker is ready it prints one line with its addresses to stdout; the log
 goes to stderr. SIGTERM and Ctrl-C drain: the broker tells its clients, which finish
 and commit; then it syncs and closes everything. A second signal ends the wait.
+SIGHUP does the same, but with tls_certificate it reloads the certificates, which
+also happens by itself when their files change.
 
 exit codes: 0 drained; 1 an error; 2 wrong usage; 130 or 143 ended by Ctrl-C or
 SIGTERM before clients had finished.
@@ -84,6 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         text = explanations.get(name, "").rstrip(".").replace("%", "%%")
         shown = default_data(os.environ) if name == "data" else field.default
         is_list = field.type == list[str]
+        alone: dict[str, Any] = {"nargs": "?", "const": "yes"} if field.type is bool else {}
         text += "" if shown is None or shown == "" or is_list else f" [{setting_text(name, shown)}]"
         action = group.add_argument(
             f"--{name.replace('_', '-')}",
@@ -92,9 +115,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             default=argparse.SUPPRESS,
             action="append" if is_list else "store",
             help=f"{text}; may be repeated" if is_list else text,
+            **alone,
         )
-        if name in ("data", "unix_socket"):
-            completes(action, "directory" if name == "data" else "file")
+        if name == "data":
+            completes(action, "directory")
+        elif name == "unix_socket" or _METAVARS.get(name) == "FILE":
+            completes(action, "file")
     group.add_argument(
         "--topic",
         dest="topic_defaults",
@@ -120,7 +146,7 @@ def serve(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int
 
 async def _serve(configuration: Configuration, out: Output) -> int:
     settings = configuration.settings
-    server = Server(settings)
+    server = ClusterServer(settings) if settings.clustered else Server(settings)
     signals = _Signals(asyncio.get_running_loop())
     try:
         with signals.ending_the_start():
@@ -131,10 +157,24 @@ async def _serve(configuration: Configuration, out: Output) -> int:
         return 128 + signals.number
     gc.freeze()  # what exists now stays: collections need not scan it again
     gc.set_threshold(_YOUNG_OBJECTS_MAX, 10, 10)
+    if server.tls is not None:
+        signals.reload_with(server.tls.reload)
     _tell_ready(server, out)
-    await signals.first.wait()
+    await _until_signal(signals, server)
     finished = await server.stop(hurry=signals.second)
     return 0 if finished else 128 + signals.number
+
+
+async def _until_signal(signals: "_Signals", server: Server | ClusterServer) -> None:
+    """Wait for the first signal; a node of a cluster that cannot go on raises why."""
+    if isinstance(server, Server):
+        await signals.first.wait()
+        return
+    waiting = asyncio.create_task(signals.first.wait())
+    ended = asyncio.create_task(server.wait_ended())
+    await asyncio.wait([waiting, ended], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    ended.cancel()
 
 
 class _Signals:
@@ -147,6 +187,7 @@ class _Signals:
         self._loop = loop
         self._main = asyncio.current_task()
         self._starts = False
+        self._reloads: set[asyncio.Future[object]] = set()
         # Those that are ignored stay so: nohup, or a shell's background job.
         self._numbers = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
@@ -168,6 +209,16 @@ class _Signals:
         if self.number:  # a gateway did not heed it
             self.first.set()
 
+    def reload_with(self, reload: Callable[[], Awaitable[object]]) -> None:
+        """Reload certificates on SIGHUP, instead of draining; also where it was ignored."""
+
+        def start() -> None:
+            task = asyncio.ensure_future(reload())
+            self._reloads.add(task)  # or nobody would hold it
+            task.add_done_callback(self._reloads.discard)
+
+        self._loop.add_signal_handler(signal.SIGHUP, start)
+
     def _end_start(self, number: int, _: FrameType | None) -> None:
         first, self.number = not self.number, number
         if first and asyncio.current_task(self._loop) is self._main:
@@ -184,7 +235,7 @@ class _Signals:
         (self.second if self.first.is_set() else self.first).set()
 
 
-def _tell_ready(server: Server, out: Output) -> None:
+def _tell_ready(server: Server | ClusterServer, out: Output) -> None:
     """Report on stdout and in the log that the server is ready, and its addresses."""
     where: dict[str, Any] = {
         "listening": [f"{_bracketed(host)}:{port}" for host, port in server.addresses],

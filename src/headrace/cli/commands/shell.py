@@ -8,7 +8,7 @@ import sys
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.connection import add_connection, broker_url
+from headrace.cli.connection import add_connection, broker_place, broker_url
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import Output
 from headrace.model.errors import HeadraceError
@@ -50,11 +50,11 @@ def shell(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 def _connection(given: argparse.Namespace) -> tuple[str, "Bus | None"]:
     """Return the broker's address, and a bus if it answers; fails if the user named a broker that does not answer."""
-    from headrace.client._sync.bus import connect
+    from headrace.client._sync.connecting import connect
 
     found = broker_url(given)
     try:
-        return found, connect(found, name="headrace shell", timeout=given.timeout)
+        return broker_place(given), connect(found, name="headrace shell", timeout=given.timeout)
     except HeadraceError as error:
         if given.connect or given.context:
             raise

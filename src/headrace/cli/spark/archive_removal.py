@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import Command, CommandParser, completes, duration_from_zero, size
 from headrace.cli.connection import add_connection, add_yes, broker_url, confirmed
-from headrace.cli.spark.pipeline_display import bytes_text
+from headrace.cli.setting_options import bytes_text
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import EXIT_ERROR, Output, ProgressLine, counted
 

@@ -168,7 +168,7 @@ def _is_free(folder: "Folder", out: Output) -> bool:
 
 def supervise(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int:
     """Run the supervisor of this host."""
-    from headrace.client._sync.bus import connect
+    from headrace.client._sync.connecting import connect
     from headrace.spark.pipelines.supervisor import Supervisor
 
     log_to_stderr("info", "text")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.cli.message_formats import time_text
+from headrace.cli.setting_options import bytes_text
 from headrace.cli.terminal.histogram import span_text
 from headrace.cli.terminal.output import Output, counted, table
 
@@ -99,16 +100,3 @@ def line_of(progress: "QueryProgress") -> str:
     if progress.state_rows:
         parts.append(f"state {counted(progress.state_rows, 'row')}, {bytes_text(progress.state_bytes)}")
     return f"{time_text(progress.time_us)[:19]}Z {progress.query} batch {progress.batch}: {', '.join(parts)}"
-
-
-def bytes_text(length: int) -> str:
-    """Format a size for people, rounded.
-
-    >>> bytes_text(0), bytes_text(1536), bytes_text(20 << 20)
-    ('0 B', '1.5 KiB', '20 MiB')
-    """
-    size, units = float(length), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1000 and len(units) > 1:
-        size /= 1024
-        units.pop(0)
-    return f"{size:.3g} {units[0]}"

@@ -110,7 +110,7 @@ def _loaded(given: argparse.Namespace) -> "list[Definition] | None":
 
 
 def _broker(given: argparse.Namespace, wait: float) -> "Bus":
-    from headrace.client._sync.bus import connect
+    from headrace.client._sync.connecting import connect
 
     return connect(broker_url(given), name=f"pipeline {name_of(given, given.file)}", timeout=given.timeout, wait=wait)
 

@@ -15,8 +15,12 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return one line, followed by the traceback if there is one."""
         fields = "".join(f" {name}={_quoted(content)}" for name, content in _fields(record).items())
-        line = f"{_time(record)} {record.levelname.lower()} {record.name} {record.getMessage()}{fields}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = _one_line(f"{_time(record)} {record.levelname.lower()} {record.name} {record.getMessage()}{fields}")
+        if not record.exc_info:
+            return line
+        # Texts of errors have lines of their own: indented, they are not taken for records.
+        traceback = [f"  {_one_line(one)}" for one in self.formatException(record.exc_info).split("\n")]
+        return "\n".join([line, *traceback])
 
 
 class JsonLines(logging.Formatter):
@@ -55,3 +59,14 @@ def _time(record: logging.LogRecord) -> str:
 def _quoted(content: object) -> str:
     text = str(content)
     return text if text.isprintable() and not set(text) & set(' "=') and text else json.dumps(text)
+
+
+def _one_line(text: str) -> str:
+    """The text with its control characters escaped: what clients send can neither begin a line nor steer a terminal.
+
+    >>> _one_line("failed\\n2026-01-31 all is lost \\x1b[31m")
+    'failed\\\\n2026-01-31 all is lost \\\\x1b[31m'
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -94,6 +94,11 @@ class ProgressLine:
             share = f" {min(done * 100 // self._total, 100)} %" if self._total else f" {done:,}" if done else ""
             self._show(f"{self._what}{share}")
 
+    def of(self, done: int, total: int) -> None:
+        """Show how much of how much is done."""
+        self._total = total
+        self(done)
+
     def say(self, what: str) -> None:
         """Show the current activity."""
         self._what = what

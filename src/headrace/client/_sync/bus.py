@@ -1,7 +1,7 @@
 """The bus: what a program has of a broker."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Literal, Unpack, overload
 
 from headrace.client._sync.admin.groups import GroupAdmin
@@ -10,7 +10,7 @@ from headrace.client._sync.admin.schedules import ScheduleAdmin
 from headrace.client._sync.admin.service_registrations import ServiceRegistrations
 from headrace.client._sync.admin.subscriptions import SubscriptionAdmin
 from headrace.client._sync.admin.topics import TopicAdmin
-from headrace.client._sync.bus_observation import BusObservation
+from headrace.client._sync.bus_administration import BusAdministration
 from headrace.client._sync.concurrency import Lock, Timers, now
 from headrace.client._sync.connection.connection import receive_memory
 from headrace.client._sync.connection.reconnecting import ReconnectingConnection
@@ -33,9 +33,11 @@ from headrace.client._sync.subjects.live_subscription import LiveSubscription
 from headrace.client._sync.subjects.requester import Requester
 from headrace.client._sync.subjects.subjects import Subjects
 from headrace.client.connection import fork_guard
-from headrace.client.connection.addresses import Nearby, Target, default_address, parse_address
+from headrace.client.connection.addresses import Target
 from headrace.client.connection.clock import Clock
-from headrace.client.connection.identity import checked_client_name, checked_client_tenant, default_name
+from headrace.client.connection.endpoints import Endpoints
+from headrace.client.connection.identity import checked_client_name, default_name
+from headrace.client.connection.token_source import NO_TOKEN, TokenSource
 from headrace.client.connection.weak_registry import WeakRegistry
 from headrace.client.consumer.partition_reader import OnCorrupt
 from headrace.client.job_results import reply_headers
@@ -48,27 +50,26 @@ from headrace.client.producer.message_fields import (
     show_fields,
 )
 from headrace.client.producer.partitioning import Partitioner
-from headrace.client.producer.pending_batch import AfterAck, BeforePublish, checked_key
+from headrace.client.producer.pending_batch import AfterAck, BeforePublish
 from headrace.client.producer.producer_settings import producer_settings
-from headrace.client.producer.serializing import Deserializer, Serializer, serialized, serializer_of, to_bytes
+from headrace.client.producer.serializing import Deserializer, Serializer, serialized, serializer_of
 from headrace.client.results import Receipt, Received
 from headrace.client.subjects.messages import Reply
 from headrace.client.subjects.reply_targets import ReplyFunction, reply_target
-from headrace.client.times import Moment, Start, When, checked_seconds, listed, optional_microseconds
+from headrace.client.times import Moment, Start, checked_seconds, listed
 from headrace.model.arguments import checked_timeout
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
 from headrace.model.headers import GivenHeaders, checked_headers, replaced_headers
-from headrace.model.leasing import OWNER_HEADER, SubscriptionInfo
-from headrace.model.requests import BrokerInfo, GroupInfo, GroupSummary, Info, TopicInfo
-from headrace.model.schedule_requests import ScheduleDefinition, ScheduleInfo
+from headrace.model.leasing import OWNER_HEADER
+from headrace.model.requests import BrokerInfo, Info
 from headrace.model.subscription import DEFAULT_SUBSCRIPTION
 from headrace.model.system_topics import INGRESS_TOPIC
 from headrace.model.topic import DEFAULT_TENANT
 from headrace.wire.native import Hello
 
 
-class Bus(BusObservation):
+class Bus(BusAdministration):
     """A program's connection to a broker, made by `headrace.connect` or `open`. Close it, or use `with`.
 
     It keeps two connections: one for requests and producers, and one, opened with the first subscription or lease, for
@@ -86,19 +87,29 @@ class Bus(BusObservation):
     """
 
     def __init__(
-        self, target: Target, name: str, timeout: float, on_close: Callable[[], None] | None, tenant: str = ""
+        self,
+        target: Target,
+        name: str,
+        timeout: float,
+        on_close: Callable[[], None] | None,
+        tenant: str = "",
+        token: TokenSource = NO_TOKEN,
     ) -> None:
         self._closed = True  # until all is well
         timeout = checked_timeout(timeout, least=0.001)
         self._target = target
         self._given_name = checked_client_name(name)
         self._hello = Hello(client="headrace-python", name=self._given_name or default_name(), tenant=tenant)
+        self._token = token
         self._memory = receive_memory()
         self._timeout = timeout
         self._timers = Timers()
         """Runs the timers of all parts of the bus."""
         self._clock = Clock()
-        self._broker = ReconnectingConnection(target, self._hello, timeout, self._timers, self._memory, self._clock)
+        self._endpoints = Endpoints(target, has_token=bool(token))
+        self._broker = ReconnectingConnection(
+            self._endpoints, self._hello, timeout, self._timers, self._memory, self._clock, token
+        )
         self._registrations = ServiceRegistrations(self._broker, self._timers)  # first: registers before others ask
         self._metadata_cache = MetadataCache(self._broker)
         self._topics = TopicAdmin(self._broker, self._metadata_cache)
@@ -181,7 +192,8 @@ class Bus(BusObservation):
             priority: an integer, for subscriptions with the discipline `priority`; greater first.
             expires: the broker does not deliver the message after this time.
             partition: the partition, instead of by key.
-            durability: what must be reached before the receipt: `memory`, `written` or `synced`; at least the topic's.
+            durability: what must be reached before the receipt: `memory`, `written`, `synced` or
+                `replicated`; at least the topic's.
             expected_offset: append only if the message gets this offset. Needs a partition, or a topic with only one.
             expected_version: append only if the key has so many messages; 0: it must be new. Needs a key, and a topic
                 with `key_versions`, which is not created.
@@ -523,7 +535,7 @@ class Bus(BusObservation):
     @property
     def routes(self) -> Routes:
         """Routes, which carry messages from topics to other topics: add, list, explain and remove them."""
-        return Routes(self._broker)
+        return Routes(self, self._broker)
 
     @overload
     def request(
@@ -796,591 +808,6 @@ class Bus(BusObservation):
         """
         return fetch_batches(self._broker, topic, partition, offset, bytes_max, wait)
 
-    # Topics.
-
-    def create_topic(self, topic: str, *, exist_ok: bool = False, **settings: Any) -> TopicInfo:
-        """Create a topic.
-
-        Parameters:
-            topic: its name, in the tenant of the bus.
-            exist_ok: do not fail if the topic exists, whatever its settings are.
-            settings: any of TopicSettings, such as `partitions=8`, `retain_seconds=86400` or `storage="memory"`. With
-                `view_of` and `view_query` it is a virtual topic (view): it shows the messages of another topic that a
-                content query selects, and stores none.
-
-        Returns:
-            The topic's id, settings and partitions.
-
-        Raises:
-            TopicExists: if the topic exists and `exist_ok` is not set.
-            InvalidArgument: if the name or a setting is wrong.
-            InvalidContentQuery: if `view_query` is wrong.
-            ContentSupportMissing: if `view_query` needs packages that the broker does not have.
-            LimitExceeded: if the broker has `topics_max` topics.
-
-        Example:
-            >>> info = bus.create_topic("clicks", partitions=4, retain_seconds=7 * 86400)
-            >>> info.settings["partitions"]
-            4
-            >>> view = bus.create_topic("swiss", view_of="clicks", view_query={"partial": {"country": "CH"}})
-            >>> view.settings["view_of"]
-            'clicks'
-        """
-        return self._topics.create(topic, settings, exist_ok)
-
-    def alter_topic(self, topic: str, **settings: Any) -> TopicInfo:
-        """Change settings of a topic while it is in use.
-
-        Parameters:
-            topic: the topic.
-            settings: the settings to change, of TopicSettings; the number of partitions can only grow.
-
-        Returns:
-            The topic as it is now.
-
-        Raises:
-            TopicNotFound: if the topic does not exist.
-            InvalidArgument: if a setting is wrong or cannot be changed.
-            TopicIsView: if it is a virtual topic, whose settings are those of its source.
-
-        Example:
-            >>> info = bus.create_topic("clicks")
-            >>> info = bus.alter_topic("clicks", partitions=8)
-            >>> info.settings["partitions"]
-            8
-        """
-        return self._topics.alter(topic, settings)
-
-    def delete_topic(self, topic: str) -> None:
-        """Delete a topic with all its messages.
-
-        Parameters:
-            topic: the topic.
-
-        Raises:
-            TopicNotFound: if the topic does not exist.
-            TopicHasViews: if virtual topics read from it.
-
-        Example:
-            >>> info = bus.create_topic("clicks")
-            >>> bus.delete_topic("clicks")
-        """
-        self._topics.delete(topic)
-
-    def topics(self, pattern: str = "*") -> list[TopicInfo]:
-        """List the topics whose names match, without their partitions.
-
-        Parameters:
-            pattern: `*` stands for any characters, `?` for one.
-
-        Returns:
-            The topics, by name.
-
-        Raises:
-            InvalidArgument: if the pattern is wrong.
-
-        Example:
-            >>> info = bus.create_topic("clicks")
-            >>> [info.topic for info in bus.topics("c*")]
-            ['clicks']
-        """
-        return self._topics.list_matching(pattern)
-
-    def describe_topic(self, topic: str, *, create: bool = False) -> TopicInfo:
-        """Describe a topic: settings, partitions with their offsets, groups that read it.
-
-        Parameters:
-            topic: the topic.
-            create: create the topic, as publishing does, if it does not exist.
-
-        Returns:
-            The topic as it is now.
-
-        Raises:
-            TopicNotFound: if the topic does not exist and `create` is not set.
-
-        Example:
-            >>> receipt = bus.publish("orders", b"3 apples")
-            >>> (bus.describe_topic("orders")).settings["durability"]
-            'memory'
-        """
-        return self._topics.describe(topic, create)
-
-    def trim_topic(
-        self,
-        topic: str,
-        offsets: Mapping[int, int] | None = None,
-        *,
-        before: When | None = None,
-        unread: bool = False,
-        topic_id: int = 0,
-    ) -> dict[int, int]:
-        """Remove the oldest messages of a topic.
-
-        Parameters:
-            topic: the topic.
-            offsets: partitions mapped to offsets; messages before them are removed, such as `{0: 1000}`.
-            before: instead, for all partitions: remove the messages before the first one of this time or later.
-            unread: also remove messages that a group or leased subscription has not read; by default they stay.
-            topic_id: trim only if the topic has this id (see `describe_topic`), and was not created again since.
-
-        Returns:
-            The first offset that is left, by partition.
-
-        Raises:
-            TopicNotFound: if the topic does not exist, or has another id.
-            InvalidArgument: if an argument is wrong.
-
-        Example:
-            >>> receipts = bus.publish_many("orders", [b"3 apples", b"5 pears"])
-            >>> bus.trim_topic("orders", {0: 1})
-            {0: 1}
-        """
-        return self._topics.trim(topic, offsets, before, unread, topic_id)
-
-    def offsets(self, topic: str, at: When = "latest", *, partitions: Sequence[int] | None = None) -> dict[int, int]:
-        """Find the offsets of a topic's partitions at a time.
-
-        Parameters:
-            topic: the topic.
-            at: `earliest`: of the first message; `latest`: after the last one; a datetime or microseconds since
-                1970: of the first message of that time or later.
-            partitions: only these.
-
-        Returns:
-            The offset of each partition.
-
-        Raises:
-            TopicNotFound: if the topic does not exist.
-            PartitionNotFound: if the topic has no such partition.
-
-        Example:
-            >>> receipts = bus.publish_many("orders", [b"3 apples", b"5 pears"])
-            >>> bus.offsets("orders", at="latest")
-            {0: 2}
-        """
-        return self._topics.offsets(topic, at, partitions)
-
-    # Groups.
-
-    def groups(self) -> list[GroupSummary]:
-        """List the consumer groups, with members, topics and lag.
-
-        Returns:
-            The groups, by name.
-
-        Raises:
-            Timeout: if the broker does not answer in time.
-
-        Example:
-            >>> receipt = bus.publish("orders", b"3 apples")
-            >>> bus.commit("billing", {("orders", 0): 1})
-            >>> [(group.group, group.lag) for group in bus.groups()]
-            [('billing', 0)]
-        """
-        return self._groups.list_all()
-
-    def describe_group(self, group: str) -> GroupInfo:
-        """Describe a consumer group: its members, and its committed offset and lag in each partition.
-
-        Parameters:
-            group: the group.
-
-        Returns:
-            The group as it is now.
-
-        Raises:
-            GroupNotFound: if the group does not exist.
-
-        Example:
-            >>> receipt = bus.publish("orders", b"3 apples")
-            >>> bus.commit("billing", {("orders", 0): 0})
-            >>> (bus.describe_group("billing")).members
-            {}
-        """
-        return self._groups.describe(group)
-
-    def seek_group(self, group: str, topic: str, to: Start, *, partitions: Sequence[int] | None = None) -> GroupInfo:
-        """Move the committed offsets of a group in a topic; its members continue from there.
-
-        Parameters:
-            group: the group.
-            topic: the topic.
-            to: `earliest`, `latest`, a datetime, or an offset.
-            partitions: only these.
-
-        Returns:
-            The group as it is now.
-
-        Raises:
-            GroupNotFound: if the group does not exist.
-            TopicNotFound: if the topic does not exist.
-            PartitionNotFound: if the topic has no such partition.
-
-        Example:
-            >>> receipts = bus.publish_many("orders", [b"3 apples", b"5 pears"])
-            >>> bus.commit("billing", {("orders", 0): 2})
-            >>> info = bus.seek_group("billing", "orders", "earliest")
-        """
-        return self._groups.seek(group, topic, to, partitions)
-
-    def delete_group(self, group: str) -> None:
-        """Delete a group and its committed offsets.
-
-        Parameters:
-            group: the group.
-
-        Raises:
-            GroupNotFound: if the group does not exist.
-            GroupInUse: if the group has members.
-
-        Example:
-            >>> receipt = bus.publish("orders", b"3 apples")
-            >>> bus.commit("billing", {("orders", 0): 1})
-            >>> bus.delete_group("billing")
-        """
-        self._groups.delete(group)
-
-    def commit(self, group: str, positions: Mapping[tuple[str, int], int]) -> None:
-        """Commit offsets for a group without members.
-
-        Parameters:
-            group: the group; it is created if it does not exist.
-            positions: topics and partitions mapped to the next offset to read, such as `{("orders", 0): 1000}`.
-
-        Raises:
-            GroupInUse: if the group has members: only they commit then.
-            TopicNotFound: if a topic does not exist.
-            InvalidArgument: if an offset or a name is wrong.
-
-        Example:
-            >>> receipt = bus.publish("orders", b"3 apples")
-            >>> bus.commit("billing", {("orders", 0): 1})
-        """
-        self._groups.commit(group, positions)
-
-    # Leased subscriptions.
-
-    def create_subscription(
-        self,
-        topic: str,
-        subscription: str = DEFAULT_SUBSCRIPTION,
-        *,
-        exist_ok: bool = False,
-        start: Start = "earliest",
-        create: bool = True,
-        **settings: Any,
-    ) -> SubscriptionInfo:
-        """Create a leased subscription of a topic.
-
-        Parameters:
-            topic: the topic.
-            subscription: its name; a topic can have several.
-            exist_ok: do not fail if it exists, whatever its settings are.
-            start: which messages it has: all (`earliest`), only new ones (`latest`), or those from a datetime or an
-                offset on.
-            create: create the topic if it does not exist and the broker permits it (`auto_create_topics`).
-            settings: any of SubscriptionSettings, such as `discipline="priority"` or `deliveries_max=5`.
-
-        Returns:
-            The subscription's settings and counts.
-
-        Raises:
-            SubscriptionExists: if it exists and `exist_ok` is not set.
-            TopicNotFound: if the topic does not exist and is not created.
-            InvalidArgument: if a name or a setting is wrong.
-
-        Example:
-            >>> info = bus.create_subscription("tickets", "urgent", discipline="priority")
-            >>> info.settings["discipline"]
-            'priority'
-        """
-        return self._subscriptions.create(topic, subscription, settings, start, exist_ok, create)
-
-    def alter_subscription(
-        self, topic: str, subscription: str = DEFAULT_SUBSCRIPTION, **settings: Any
-    ) -> SubscriptionInfo:
-        """Change settings of a leased subscription while it is in use.
-
-        Parameters:
-            topic: the topic.
-            subscription: the subscription.
-            settings: the settings to change, of SubscriptionSettings.
-
-        Returns:
-            The subscription as it is now.
-
-        Raises:
-            SubscriptionNotFound: if the subscription does not exist.
-            TopicNotFound: if the topic does not exist.
-            InvalidArgument: if a setting is wrong.
-
-        Example:
-            >>> info = bus.create_subscription("tickets")
-            >>> info = bus.alter_subscription("tickets", deliveries_max=5)
-            >>> info.settings["deliveries_max"]
-            5
-        """
-        return self._subscriptions.alter(topic, subscription, settings)
-
-    def reset_subscription(
-        self, topic: str, subscription: str = DEFAULT_SUBSCRIPTION, *, start: Start | None = None
-    ) -> SubscriptionInfo:
-        """Open a leased subscription again: one that could not be opened, or one that shall start elsewhere.
-
-        All leases end. Settled messages stay settled, and everything else is read again from the log.
-
-        Parameters:
-            topic: the topic.
-            subscription: the subscription.
-            start: discard also what is settled, and start like a new one: see `create_subscription`.
-
-        Returns:
-            The subscription as it is now.
-
-        Raises:
-            SubscriptionNotFound: if the subscription does not exist.
-            TopicNotFound: if the topic does not exist.
-
-        Example:
-            >>> info = bus.create_subscription("tickets")
-            >>> info = bus.reset_subscription("tickets", start="earliest")
-        """
-        return self._subscriptions.reset(topic, subscription, start)
-
-    def delete_subscription(self, topic: str, subscription: str = DEFAULT_SUBSCRIPTION) -> None:
-        """Delete a leased subscription; the topic keeps its messages.
-
-        Parameters:
-            topic: the topic.
-            subscription: the subscription.
-
-        Raises:
-            SubscriptionNotFound: if the subscription does not exist.
-            TopicNotFound: if the topic does not exist.
-
-        Example:
-            >>> info = bus.create_subscription("tickets")
-            >>> bus.delete_subscription("tickets")
-        """
-        self._subscriptions.delete(topic, subscription)
-
-    def subscriptions(self, topic: str | None = None) -> list[SubscriptionInfo]:
-        """List the leased subscriptions.
-
-        Parameters:
-            topic: only of this topic; by default of all.
-
-        Returns:
-            The subscriptions with their settings and counts.
-
-        Raises:
-            TopicNotFound: if the topic does not exist.
-
-        Example:
-            >>> info = bus.create_subscription("tickets", "urgent")
-            >>> [info.subscription for info in bus.subscriptions("tickets")]
-            ['urgent']
-        """
-        return self._subscriptions.list_all(topic)
-
-    def describe_subscription(self, topic: str, subscription: str = DEFAULT_SUBSCRIPTION) -> SubscriptionInfo:
-        """Describe a leased subscription: its settings, and how many messages it has in which state.
-
-        Parameters:
-            topic: the topic.
-            subscription: the subscription.
-
-        Returns:
-            The subscription as it is now.
-
-        Raises:
-            SubscriptionNotFound: if the subscription does not exist.
-            TopicNotFound: if the topic does not exist.
-
-        Example:
-            >>> info = bus.create_subscription("tickets")
-            >>> (bus.describe_subscription("tickets")).dead
-            0
-        """
-        return self._subscriptions.describe(topic, subscription)
-
-    # Schedules.
-
-    def cron_add(
-        self,
-        name: str,
-        topic: str,
-        when: str,
-        value: bytes = b"",
-        *,
-        zone: str = "UTC",
-        key: bytes | str | None = None,
-        headers: GivenHeaders | None = None,
-        partition: int | None = None,
-        start: Moment | None = None,
-        end: Moment | None = None,
-        runs_max: int | None = None,
-        missed: str = "once",
-        overlap: str = "allow",
-        paused: bool = False,
-        replace: bool = True,
-    ) -> ScheduleInfo:
-        """Create a schedule, by which the broker publishes a message repeatedly.
-
-        Parameters:
-            name: the name of the schedule.
-            topic: the topic of its messages.
-            when: a crontab expression of five or six fields (seconds first), such as `*/5 * * * *`, a nickname such as
-                `@daily`, or an interval such as `every 90s`.
-            value: the message's value.
-            zone: the time zone of the expression, such as `Europe/Berlin`.
-            key: the message's key.
-            headers: the message's headers, besides `headrace-cron` with the name and `headrace-run` with the time.
-            partition: the partition, instead of by key.
-            start: no run before this time.
-            end: no run at this time or later.
-            runs_max: no more runs than this.
-            missed: for runs that were missed while the broker was down: `skip` them, publish `once` for all of them, or
-                `all`.
-            overlap: `allow`, or `skip`: no run while a leased subscription of the topic has not settled the last one.
-            paused: create it paused, until `cron_pause(name, False)`.
-            replace: replace an existing schedule of that name.
-
-        Returns:
-            The schedule and its next run.
-
-        Raises:
-            ScheduleExists: if the schedule exists and `replace` is false.
-            InvalidArgument: if the expression, the zone or another argument is wrong.
-
-        Example:
-            >>> info = bus.cron_add("report", "reports", "0 9 * * mon-fri", b"daily report", zone="Europe/Berlin")
-            >>> info.definition.topic
-            'reports'
-        """
-        schedule = ScheduleDefinition(
-            name,
-            topic,
-            when,
-            to_bytes(value) or b"",
-            checked_key(key),
-            checked_headers(headers) or {},
-            partition,
-            zone,
-            optional_microseconds(start),
-            optional_microseconds(end),
-            runs_max,
-            missed,
-            overlap,
-            paused,
-        )
-        return self._schedules.set(schedule, replace)
-
-    def crons(self, topic: str | None = None) -> list[ScheduleInfo]:
-        """List the schedules.
-
-        Parameters:
-            topic: only those of this topic; by default all.
-
-        Returns:
-            The schedules and their next runs.
-
-        Raises:
-            InvalidArgument: if a name is wrong.
-
-        Example:
-            >>> info = bus.cron_add("report", "reports", "@daily")
-            >>> [info.definition.name for info in bus.crons()]
-            ['report']
-        """
-        return self._schedules.list_all(topic)
-
-    def cron_remove(self, name: str) -> None:
-        """Delete a schedule; the messages that it has published stay.
-
-        Parameters:
-            name: the schedule.
-
-        Raises:
-            ScheduleNotFound: if the schedule does not exist.
-
-        Example:
-            >>> info = bus.cron_add("report", "reports", "@daily")
-            >>> bus.cron_remove("report")
-        """
-        self._schedules.remove(name)
-
-    def cron_pause(self, name: str, paused: bool = True) -> ScheduleInfo:
-        """Pause a schedule, or resume it. Runs that fall into the pause are skipped.
-
-        Parameters:
-            name: the schedule.
-            paused: false to resume it.
-
-        Returns:
-            The schedule as it is now.
-
-        Raises:
-            ScheduleNotFound: if the schedule does not exist.
-
-        Example:
-            >>> info = bus.cron_add("report", "reports", "@daily")
-            >>> info = bus.cron_pause("report")
-        """
-        return self._schedules.pause(name, paused)
-
-    def cron_run(self, name: str) -> ScheduleInfo:
-        """Publish a schedule's message now, besides its regular runs.
-
-        Parameters:
-            name: the schedule.
-
-        Returns:
-            The schedule and its next run.
-
-        Raises:
-            ScheduleNotFound: if the schedule does not exist.
-
-        Example:
-            >>> info = bus.cron_add("report", "reports", "@daily", b"daily report")
-            >>> info = bus.cron_run("report")
-        """
-        return self._schedules.run(name)
-
-    def cron_next(
-        self,
-        name: str | None = None,
-        when: str | None = None,
-        zone: str = "UTC",
-        runs: int = 5,
-        *,
-        after: Moment | None = None,
-    ) -> list[datetime]:
-        """Compute the next runs of a schedule, or of an expression.
-
-        Parameters:
-            name: the name of a schedule;
-            when: or an expression, as for `cron_add`,
-            zone: in this time zone.
-            runs: how many.
-            after: after this time; by default now.
-
-        Returns:
-            The times, in UTC.
-
-        Raises:
-            ScheduleNotFound: if the schedule does not exist.
-            InvalidArgument: if the expression or the zone is wrong, or neither or both are given.
-
-        Example:
-            >>> from datetime import UTC, datetime
-            >>> times = bus.cron_next(when="0 9 * * *", runs=1, after=datetime(2030, 1, 1, tzinfo=UTC))
-            >>> times[0].isoformat()
-            '2030-01-01T09:00:00+00:00'
-        """
-        return self._schedules.next_runs(name, when, zone, runs, after)
-
     # The bus itself.
 
     def info(self) -> BrokerInfo:
@@ -1419,31 +846,3 @@ class Bus(BusObservation):
             self._close_lines([broker for broker in (self._consuming, self._broker) if broker is not None])
         if failed is not None:
             raise failed
-
-
-def connect(
-    address: str | None = None, *, name: str = "", timeout: float = 30.0, wait: float = 0.0, tenant: str = ""
-) -> Bus:
-    """Connect to a broker.
-
-    Parameters:
-        address: `headrace://host:port`, or `headrace+unix:///path/to/socket`, perhaps with `?tenant=NAME`; by default
-            $HEADRACE_URL, or else `headrace://127.0.0.1:7390`.
-        name: what this program calls itself in the broker's lists and logs; by default host, process and a number.
-        timeout: how many seconds a request may take, reconnecting and repeating included.
-        wait: for how many seconds to keep trying if the broker cannot be reached yet.
-        tenant: whose topics, groups and schedules names mean; by default the address's, or else `default`.
-    """
-    target = parse_address(default_address() if address is None else address)
-    bus = Bus(target, name, timeout, None, checked_client_tenant(tenant) or target.tenant)
-    bus._connect(wait)
-    return bus
-
-
-def attach(
-    broker: Nearby, close: Callable[[], None], *, name: str = "", timeout: float = 30.0, tenant: str = ""
-) -> Bus:
-    """Connect to a broker in this process, which is closed with the bus."""
-    bus = Bus(broker, name, timeout, close, checked_client_tenant(tenant))
-    bus._connect()
-    return bus

@@ -22,7 +22,9 @@ from headrace.client._sync.subjects.live_subscription import LiveSubscription
 from headrace.client._sync.subjects.requester import Requester
 from headrace.client.connection.addresses import Target, place_of
 from headrace.client.connection.clock import Clock
+from headrace.client.connection.endpoints import Endpoints
 from headrace.client.connection.identity import default_name
+from headrace.client.connection.token_source import TokenSource
 from headrace.client.connection.weak_registry import WeakRegistry
 from headrace.client.producer.message_fields import MessageFields, TopicList
 from headrace.client.results import Receipt
@@ -40,8 +42,10 @@ class BusParts(ABC):
 
     _closed: bool
     _target: Target
+    _endpoints: Endpoints
     _given_name: str
     _hello: Hello
+    _token: TokenSource
     _memory: Memory | None
     _timeout: float
     _timers: Timers
@@ -93,7 +97,7 @@ class BusParts(ABC):
             self._broker.check_open()
             if self._consuming is None:
                 broker = ReconnectingConnection(
-                    self._target, self._hello, self._timeout, self._timers, self._memory, self._clock
+                    self._endpoints, self._hello, self._timeout, self._timers, self._memory, self._clock, self._token
                 )
                 broker.connect(deadline - now())  # the broker may just be starting again
                 self._registrations.attach(broker)

@@ -7,9 +7,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from headrace.client.connection.addresses import Target
 from headrace.client.connection.clock import Clock, monotonic_us
 from headrace.model.arguments import shortened
-from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument, ProtocolError, Timeout, error_of
+from headrace.model.errors import (
+    ConnectionFailed,
+    Fenced,
+    HeadraceError,
+    InvalidArgument,
+    NotServing,
+    ProtocolError,
+    Timeout,
+    error_of,
+)
 from headrace.model.leasing import Ack, Extend, Lease
 from headrace.model.reading import Delivery, StreamCredit, StreamOpen, StreamOpened
 from headrace.model.request import AnswerType, Declaration, Request
@@ -171,6 +181,10 @@ class RequestRouter:
         self.clock: Clock | None = None
         """Is synchronized with the broker's time by each pong."""
         self.on_drain: Callable[[], None] | None = None
+        self.on_not_serving: Callable[[Any, NotServing], None] | None = None
+        """Is told once that the node answers requests with `not_serving`."""
+        self.target: Target | None = None
+        """Whom the connection is to."""
         self.members: dict[tuple[str, str], Callable[[Assignment], None]] = {}
         """Callbacks for assignments, by group and member."""
         self.leases: dict[int, LeaseReader] = {}
@@ -182,6 +196,7 @@ class RequestRouter:
         self._asked: dict[int, _PendingRequest] = {}
         self._streams: dict[int, StreamReader] = {}
         self._numbers = itertools.count(1)
+        self._lost_by: HeadraceError | None = None
         self._said = False
         self._heard = False
         self._silent_s = 0.0
@@ -227,7 +242,7 @@ class RequestRouter:
             self.write(framed, body)
         if self.closed and self._asked.pop(number, None) is not None:
             self._streams.pop(number, None)
-            self._tell(callback, ConnectionFailed("the connection to the broker is closed"), b"")
+            self._tell(callback, self._lost_by or ConnectionFailed("the connection to the broker is closed"), b"")
         return number
 
     def open_stream(self, request: StreamOpen, reader: StreamReader, callback: Callback[StreamOpened]) -> int:
@@ -282,6 +297,9 @@ class RequestRouter:
 
     def lose(self, error: HeadraceError) -> None:
         """Fail all pending requests, because the connection is gone."""
+        if isinstance(error, NotServing) and self.welcome is not None:
+            error = ConnectionFailed(str(error))  # nobody knows whether the requests took effect
+        self._lost_by = error
         self.closed = True
         self._streams.clear()
         self.leases.clear()
@@ -327,6 +345,10 @@ class RequestRouter:
         """Run a callback before the next flush, so that the frames it queues are sent with the others."""
         raise NotImplementedError
 
+    def end(self, error: HeadraceError | None = None) -> None:
+        """End the connection, after what has been written; does not wait for it."""
+        raise NotImplementedError
+
     def flush(self) -> None:
         """Send the queued frames as far as that does not block; the rest follows as soon as it can."""
         raise NotImplementedError
@@ -351,7 +373,19 @@ class RequestRouter:
         except HeadraceError as error:
             answer = error
             self._streams.pop(number, None)  # if it was to open a stream
+            if isinstance(error, Fenced | NotServing):
+                answer = self._not_serving(error)
         self._tell(callback, answer, bytes(body) if body and lasting and not lasts else body)
+
+    def _not_serving(self, error: Fenced | NotServing) -> HeadraceError:
+        """The node has lost its shard: let the connection be replaced; returns what the request's sender is told."""
+        if isinstance(error, Fenced):
+            lost = ConnectionFailed(f"the node that served has been replaced: {error}")
+            self.end(lost)
+            return lost
+        if self.on_not_serving is not None:
+            self.on_not_serving(self, error)
+        return error
 
     def _ponged(self, asked_us: int, times: int, answer: Pong | HeadraceError, _body: Bytes) -> None:
         if isinstance(answer, Pong):
@@ -364,7 +398,7 @@ class RequestRouter:
         if come.kind == Kind.STREAM_END:
             reader = self._streams.pop(come.correlation, None)
             if reader is not None:
-                reader.ended(_error_told(come))
+                reader.ended(self._pushed_error(_error_told(come)))
         elif come.kind == Kind.ASSIGNMENT:
             assignment: Assignment = decode(come.kind, come.head)
             listener = self.members.get((assignment.group, assignment.member))
@@ -374,7 +408,8 @@ class RequestRouter:
             end: LeaseEnd = decode(come.kind, come.head)
             holder = self.leases.pop(end.standing, None)
             if holder is not None:
-                holder.lease_ended(end.standing, error_of(end.code, end.text, end.retryable, end.details))
+                told = self._pushed_error(error_of(end.code, end.text, end.retryable, end.details))
+                holder.lease_ended(end.standing, told)
         elif come.kind == Kind.SUBJECT_END:
             self._subject_ended(decode(come.kind, come.head))
         elif come.kind == Kind.DRAIN:
@@ -384,8 +419,11 @@ class RequestRouter:
         else:
             raise ProtocolError(f"the broker sent a frame of kind {come.kind}, which this client does not know")
 
+    def _pushed_error(self, error: HeadraceError) -> HeadraceError:
+        return self._not_serving(error) if isinstance(error, Fenced | NotServing) else error
+
     def _subject_ended(self, end: SubjectEnd) -> None:
-        error = error_of(end.code, end.text, end.retryable, end.details)
+        error = self._pushed_error(error_of(end.code, end.text, end.retryable, end.details))
         receiver = None if end.subscription is None else self.live.pop(end.subscription, None)
         if receiver is not None:
             receiver.live_ended(error)

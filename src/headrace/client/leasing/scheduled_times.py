@@ -74,7 +74,7 @@ def edit_error(name: str, outcome: EditOutcome) -> HeadraceError:
         by = f" by {outcome.holder}" if outcome.holder else ""
         return MessageLeased(f"{name} is leased{by}; nothing was changed", holder=outcome.holder)
     if outcome.outcome == NotOwner.code:
-        return NotOwner(f"{name} belongs to another producer group; nothing was changed")
+        return NotOwner(f"{name} belongs to another owner; nothing was changed")
     if outcome.outcome == MessageGone.code:
         return MessageGone(f"{name} is settled, deleted or unknown")
     if outcome.outcome == MessageTooLarge.code:

@@ -2,11 +2,11 @@
 
 from collections import deque
 
+from headrace.client.connection.retrying import IN_DOUBT
 from headrace.client.producer.pending_batch import PendingBatch
 from headrace.model.batch import Producer
 from headrace.model.codec import Codec
 from headrace.model.errors import (
-    ConnectionFailed,
     HeadraceError,
     OutOfOrderSequence,
     Timeout,
@@ -108,7 +108,7 @@ class PartitionSender:
         """Record that the broker has not stored a batch, or that nobody knows; returns whether it is given up."""
         self.unanswered -= 1
         pending_batch.last_error = error
-        pending_batch.uncertain = pending_batch.uncertain or isinstance(error, ConnectionFailed | Timeout)
+        pending_batch.uncertain = pending_batch.uncertain or isinstance(error, (*IN_DOUBT, Timeout))
         self.stalled = True
         if isinstance(error, UnknownProducer):
             self._renew = True

@@ -24,7 +24,7 @@ class TopicMetadata(NamedTuple):
 def metadata_of(info: TopicInfo) -> TopicMetadata:
     """Extract the metadata from the broker's description of a topic."""
     settings = topic_settings(info.settings)
-    durability = Durability.SYNCED if settings.storage is Storage.DISK else Durability.MEMORY
+    durability = max(settings.durability, Durability.SYNCED) if settings.storage is Storage.DISK else Durability.MEMORY
     return TopicMetadata(settings.partitions, settings.compression.codec, settings.message_bytes_max, durability)
 
 
@@ -89,8 +89,8 @@ def durability_of(given: Durability | str | None) -> int:
         return 0
     if isinstance(given, str):
         if given.upper() not in Durability.__members__:
-            raise InvalidArgument(f"durability is 'memory', 'written' or 'synced', not {shown(given)}")
+            raise InvalidArgument(f"durability is 'memory', 'written', 'synced' or 'replicated', not {shown(given)}")
         return Durability[given.upper()].value
     if not isinstance(given, Durability):
-        raise InvalidArgument(f"durability is 'memory', 'written' or 'synced', not {shown(given)}")
+        raise InvalidArgument(f"durability is 'memory', 'written', 'synced' or 'replicated', not {shown(given)}")
     return given.value

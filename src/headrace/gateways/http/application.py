@@ -1,11 +1,13 @@
 """The application behind uvicorn: checks a request, finds its route, and sends the answer or the problem."""
 
 import logging
-from http import HTTPStatus
+import re
 from typing import TYPE_CHECKING, Any
 
-from headrace.gateways.http.call import Call, ClientGone, Receive, Reply, Send
-from headrace.gateways.http.content_encoding import pack, wants_gzip
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from headrace.gateways.http.call import Call, ClientGone, Receive, Reply, Send, tenant_of
+from headrace.gateways.http.content_encoding import chosen_encoding, pack
 from headrace.gateways.http.host_guard import HostGuard
 from headrace.gateways.http.metrics import RequestCounts
 from headrace.gateways.http.problems import (
@@ -18,17 +20,25 @@ from headrace.gateways.http.problems import (
 from headrace.gateways.http.resource_table import ROUTES
 from headrace.gateways.http.router import Router
 from headrace.gateways.http.unframed_body import unframed
-from headrace.model.errors import HeadraceError, InternalError, InvalidArgument
+from headrace.gateways.http.upgrade import check_upgrade
+from headrace.gateways.http.websub_hub import hub_links
+from headrace.model.errors import HeadraceError, InternalError, NotAuthenticated
 
 if TYPE_CHECKING:
+    from headrace.broker.ports import Session
     from headrace.gateways.http.connection import HttpConnection
     from headrace.gateways.http.gateway import HttpGateway
 
 logger = logging.getLogger("headrace.http")
 
 _CLOSE = (b"connection", b"close")
-_SAFE = (b"x-content-type-options", b"nosniff")
+_BODY_HEADERS = b"content-length: %d\r\nx-content-type-options: nosniff\r\n\r\n"
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _UNKNOWN = "unknown"
+_CREDENTIALS_NEEDED = (
+    "this broker has security enabled, and the client gave no credentials: give a token with the header Authorization: "
+    "Bearer hr_..."
+)
 
 
 class HttpApplication:
@@ -38,6 +48,8 @@ class HttpApplication:
         self._gateway = gateway
         self.guard = guard
         self._router = Router(ROUTES)
+        self.upgrade_paths = {route.upgrade: route.path for route in ROUTES if route.upgrade}
+        """Paths at which a connection switches, by protocol."""
         self.counts = RequestCounts()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -66,11 +78,11 @@ class HttpApplication:
         self.counts.add(label, scope["method"], reply.status)
         if b"origin" in headers:
             extra = self.guard.answer_headers(headers)
-        if reply.content_type is PROBLEM_TYPE and connection.cycle is not None and connection.cycle.more_body:
+        if reply.content_type is PROBLEM_TYPE and scope["state"]["cycle"].more_body:
             # The rest of the body is not read: an ordinary close would reset the connection, and lose the answer.
-            connection.refuse(HttpError("malformed_request"), _raw_reply(reply, extra))
+            connection.refuse(HttpError("malformed_request"), _encode_reply(reply, [*extra, _CLOSE]))
             return
-        await _send_reply(reply, headers, extra, send)
+        await _send_reply(reply, headers, extra, scope)
 
     async def _answer(
         self,
@@ -83,44 +95,57 @@ class HttpApplication:
         raw_path, method = scope["raw_path"], scope["method"]
         authorization = headers.get(b"authorization", b"")
         if not authorization:
-            local_host = scope["server"][0] if scope["server"] else ""
-            self.guard.check(headers, local_host)
-            if authority := scope["state"].get("authority"):  # it counts instead of the Host
-                self.guard.check({**headers, b"host": authority}, local_host)
+            self.check_guarded(scope, headers)
         if method == "OPTIONS":
             return _UNKNOWN, self._preflight(raw_path, headers)
         route, parameters = self._router.find(raw_path, "GET" if method == "HEAD" else method)
-        tenant = headers.get(b"headrace-tenant")
-        if tenant == b"":
-            raise HttpError("invalid_field", "the header Headrace-Tenant is empty; leave it out, or name a tenant")
-        try:
-            session = await connection.session(authorization, (tenant or b"").decode("ascii"))
-        except UnicodeDecodeError as error:
-            raise InvalidArgument("the header Headrace-Tenant is no tenant's name") from error
+        session: Session
+        if route.upgrade:
+            check_upgrade(route.upgrade, method, headers, connection)
+            session = None  # type: ignore[assignment]  # the other protocol opens one
+        else:
+            try:
+                session = await connection.session(authorization, tenant_of(headers))
+                if session.access is not None and session.access.is_empty and not route.is_public:
+                    raise NotAuthenticated(_CREDENTIALS_NEEDED)
+            except HeadraceError:
+                scope["state"]["cycle"].keep_alive = False  # who was not let in keeps no connection
+                raise
+            if self._gateway.broker.is_shared:
+                await self._gateway.gate.enter(session.turn_key)
         call = Call(
             self._gateway, connection, session, route, parameters, headers, scope["query_string"], receive, send
         )
         if route.query is None and scope["query_string"]:
             raise HttpError("invalid_field", "this path has no query")
         if method == "HEAD" and route.streams:
-            return route.path, Reply(200)
+            return route.path, Reply(200, headers=hub_links(call))
         try:
             return route.path, await route.handler(call)
         except (HttpError, HeadraceError) as error:
             return route.path, _problem_reply(error, scope)
+
+    def check_guarded(self, scope: Any, headers: dict[bytes, bytes]) -> None:
+        """Refuse a request of a foreign Host, or of a page that is not listed."""
+        local_host = scope["server"][0] if scope["server"] else ""
+        self.guard.check(headers, local_host)
+        if authority := scope["state"].get("authority"):  # it counts instead of the Host
+            self.guard.check({**headers, b"host": authority}, local_host)
 
     def _preflight(self, raw_path: bytes, headers: dict[bytes, bytes]) -> Reply:
         """Answer what methods a path has, and to a browser what a page may send."""
         methods, _ = self._router.methods(raw_path)
         allowed = (b"allow", ", ".join(sorted({*methods, "OPTIONS"})).encode())
         if b"origin" in headers:
-            return Reply(204, headers=(allowed, *self.guard.preflight_headers()))
+            return Reply(204, headers=(allowed, *self.guard.preflight_headers(headers)))
+        if b"webhook-request-origin" in headers and "POST" in methods and methods["POST"].takes_events:
+            return Reply(204, headers=(allowed, *self.guard.webhook_headers(headers)))
         return Reply(204, headers=(allowed,))
 
 
 def _problem_reply(error: HttpError | HeadraceError, scope: dict[str, Any]) -> Reply:
     problem = problem_of(error)
-    if problem.status >= 500:
+    if problem.status >= 500 and not scope["state"]["connection"].is_lost:
         logger.warning(
             "request refused  method=%s path=%s code=%s reason=%s", scope["method"], scope["path"], error.code, error
         )
@@ -128,22 +153,42 @@ def _problem_reply(error: HttpError | HeadraceError, scope: dict[str, Any]) -> R
     return Reply(problem.status, encode_problem(problem), PROBLEM_TYPE, tuple(more))
 
 
-def _raw_reply(reply: Reply, extra: list[tuple[bytes, bytes]]) -> bytes:
-    """A whole response, after which the connection is closed."""
-    length = (b"content-length", b"%d" % len(reply.body))
-    headers = [*reply.headers, *extra, (b"content-type", reply.content_type), length, _CLOSE, _SAFE]
-    lines = [b"HTTP/1.1 %d %s" % (reply.status, HTTPStatus(reply.status).phrase.encode())]
-    lines += [b"%s: %s" % header for header in headers]
-    return b"\r\n".join([*lines, b"", reply.body])
-
-
-async def _send_reply(reply: Reply, headers: dict[bytes, bytes], extra: list[tuple[bytes, bytes]], send: Send) -> None:
+def _encode_reply(reply: Reply, extra: list[tuple[bytes, bytes]]) -> bytes:
+    """A whole response."""
     status, body, content_type, more = reply
-    sent = [*more, *extra]
-    if status != 204:
-        if b"accept-encoding" in headers and wants_gzip(headers[b"accept-encoding"], len(body)):
-            body = await pack(body)
-            sent += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-        sent += [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), _SAFE]
-    await send({"type": "http.response.start", "status": status, "headers": sent})
-    await send({"type": "http.response.body", "body": body})
+    lines = [STATUS_LINE[status]]
+    for name, content in (*more, *extra):
+        if _CONTROL.search(content):
+            raise InternalError(f"the answer has a control character in its header {name.decode()}")
+        lines.append(b"%b: %b\r\n" % (name, content))
+    if status == 204:
+        lines.append(b"\r\n")
+    else:
+        if content_type:  # the data of an event may have none
+            lines.append(b"content-type: %b\r\n" % content_type)
+        lines.append(_BODY_HEADERS % len(body))
+        lines.append(body)
+    return b"".join(lines)
+
+
+async def _send_reply(
+    reply: Reply, headers: dict[bytes, bytes], extra: list[tuple[bytes, bytes]], scope: dict[str, Any]
+) -> None:
+    """Send a whole response with one write: a second one would cost a system call more for each request."""
+    if b"accept-encoding" in headers and (encoding := chosen_encoding(headers[b"accept-encoding"], len(reply.body))):
+        extra = [*extra, (b"content-encoding", encoding), (b"vary", b"accept-encoding")]
+        reply = reply._replace(body=await pack(reply.body, encoding))
+    cycle: RequestResponseCycle = scope["state"]["cycle"]
+    if cycle.flow.write_paused:
+        await cycle.flow.drain()
+    if cycle.disconnected:
+        return
+    response = _encode_reply(reply, cycle.default_headers + extra + ([] if cycle.keep_alive else [_CLOSE]))
+    if scope["method"] == "HEAD":
+        response = response[: len(response) - len(reply.body)]
+    cycle.response_started = cycle.response_complete = True
+    cycle.transport.write(response)
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()

@@ -12,7 +12,7 @@ from headrace.gateways.http.content_encoding import unpack
 from headrace.gateways.http.problems import HttpError
 from headrace.model.arguments import shortened
 from headrace.model.batch import Bytes
-from headrace.model.errors import Busy
+from headrace.model.errors import Busy, InvalidArgument
 from headrace.model.partition_count import PartitionCount
 from headrace.model.request import AnswerType, Request
 
@@ -106,21 +106,7 @@ class Call:
         """The fields of the query, each once."""
         if not self.query_string:
             return {}
-        if INVALID_ESCAPE.search(self.query_string):
-            raise HttpError("invalid_encoding", "the query has a % without two hexadecimal digits; write %25 for it")
-        try:
-            pairs = parse_qsl(
-                self.query_string.decode("ascii"),
-                keep_blank_values=True,
-                errors="strict",
-                max_num_fields=_QUERY_FIELDS_MAX,
-            )
-        except ValueError as error:  # UnicodeDecodeError too
-            raise HttpError("invalid_encoding", f"the query cannot be read: {error}") from error
-        fields = dict(pairs)
-        if len(fields) != len(pairs):
-            raise HttpError("invalid_field", "a field stands twice in the query; give each once")
-        return fields
+        return parse_fields(self.query_string, "the query")
 
     async def read_body(self) -> bytes:
         """The body, unpacked if it is compressed, and refused if it is too large."""
@@ -194,6 +180,19 @@ class Call:
         return outcome
 
 
+def tenant_of(headers: dict[bytes, bytes]) -> str:
+    """The tenant that a request names; empty if it names none."""
+    tenant = headers.get(b"headrace-tenant")
+    if tenant is None:
+        return ""
+    if not tenant:
+        raise HttpError("invalid_field", "the header Headrace-Tenant is empty; leave it out, or name a tenant")
+    try:
+        return tenant.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise InvalidArgument("the header Headrace-Tenant is no tenant's name") from error
+
+
 def count_partitions(call: Call, topic: str) -> int:
     """The number of a topic's partitions; the topic is made if there is none and the broker may."""
     counted: Any = call.gateway.broker.ask(call.session, PartitionCount(topic), _EMPTY, call.gateway.now_us())
@@ -218,13 +217,33 @@ def decode_json(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     except msgspec.ValidationError as error:
         raise HttpError("invalid_field", shortened(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        half = _HALF_PAIR.search(body, 0, _SEARCHED_BYTES)
-        reason = shortened(error)
-        if half is not None:
-            reason = f"{half[0].decode()} is half of a surrogate pair, and no character; write both halves"
-        raise HttpError("invalid_json", f"the body is no JSON: {reason}") from error
+        raise HttpError("invalid_json", f"the body is no JSON: {json_error(body, error)}") from error
     except RecursionError as error:
         raise HttpError("invalid_json", "the body is nested too deeply") from error
+
+
+def json_error(text: bytes, error: Exception) -> str:
+    """What is wrong with a text that is no JSON."""
+    half = _HALF_PAIR.search(text, 0, _SEARCHED_BYTES)
+    if half is not None:
+        return f"{half[0].decode()} is half of a surrogate pair, and no character; write both halves"
+    return shortened(error)
+
+
+def parse_fields(encoded: bytes, what: str) -> dict[str, str]:
+    """The fields of a query or a form, each once."""
+    if INVALID_ESCAPE.search(encoded):
+        raise HttpError("invalid_encoding", f"{what} has a % without two hexadecimal digits; write %25 for it")
+    try:
+        pairs = parse_qsl(
+            encoded.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_QUERY_FIELDS_MAX
+        )
+    except ValueError as error:  # UnicodeDecodeError too
+        raise HttpError("invalid_encoding", f"{what} cannot be read: {error}") from error
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise HttpError("invalid_field", f"a field stands twice in {what}; give each once")
+    return fields
 
 
 def decode_fields(fields: dict[str, str], kind: type[T]) -> T:

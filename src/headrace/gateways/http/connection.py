@@ -9,9 +9,11 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.broker.pending_answer import PendingAnswer
-from headrace.gateways.authentication import ANONYMOUS_MECHANISM, Peer
-from headrace.gateways.http.problems import HttpError, raw_problem
+from headrace.gateways.authentication import ANONYMOUS_MECHANISM, Peer, as_not_authenticated, transport_credentials
+from headrace.gateways.connection_limit import peer_host
+from headrace.gateways.http.problems import HttpError, begun_error, raw_problem
 from headrace.gateways.native.connection import is_this_machine
+from headrace.gateways.socket_options import reset
 from headrace.model.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -29,11 +31,13 @@ HEADERS_MAX = 128
 """Headers of a request."""
 BODY_OVERHEAD_BYTES = 64 << 10
 """Received at most between two pieces of a body: the sizes of chunks and their extensions."""
+UPGRADE_BYTES_MAX = 64 << 10
+"""Received at most behind a request that asks for another protocol, before it is answered."""
 SINGLE_HEADERS = frozenset(
     b"host content-type content-length content-encoding origin sec-fetch-site authorization headrace-tenant "
-    b"idempotency-key if-match last-event-id".split()
+    b"idempotency-key if-match last-event-id upgrade".split()
 )
-"""Headers that a request has at most once: those between client and broker might count another one."""
+"""Headers that a request has at most once, as those of events (`ce-*`): proxies might count another one."""
 _IDLE, _HEAD, _BODY, _ANSWER = range(4)
 _LINGER_S = 1.0
 
@@ -56,14 +60,21 @@ class HttpConnection(HttpToolsProtocol):
         self._frame_bytes = 0
         """Received since the last piece of the body."""
         self._refusal: HttpError | None = None
+        self._behind_upgrade: bytearray | None = None
+        """What came behind a request that asks for another protocol; None before there is one."""
+        self._running: RequestResponseCycle | None = None
+        """The request that is carried out; those behind it wait in the pipeline."""
         self._session: Session | None = None
         self._session_key: tuple[bytes, str] | None = None
         self._unsent_bytes = 0
         self._unsent_since_s = 0.0
         self.is_admitted = False
+        self._host = ""
         self.is_lost = False
         self.on_lost: Callable[[], object] | None = None
         """Withdraws what the current request waits for, when the client is gone."""
+        self.on_ended: Callable[[HeadraceError], object] | None = None
+        """Ends the stream that is being sent, when the broker ends the session."""
         self.streams = 0
         """How many streams the session has had, each with a number of its own."""
 
@@ -74,7 +85,8 @@ class HttpConnection(HttpToolsProtocol):
     def connection_made(self, transport: "asyncio.Transport") -> None:  # type: ignore[override]
         """Admit the connection, or refuse it."""
         super().connection_made(transport)
-        refusal = self._gateway.limit.admit()
+        self._host = peer_host(transport)
+        refusal = self._gateway.limit.admit(self._host, self.evict)
         if refusal is None:
             self.is_admitted = True
         else:
@@ -86,19 +98,33 @@ class HttpConnection(HttpToolsProtocol):
         """Release everything that belongs to the connection."""
         super().connection_lost(exc)
         self.is_lost = True
+        self._disconnect_cycles()
         on_lost, self.on_lost = self.on_lost, None
         if on_lost is not None:
             on_lost()
         self._disconnect()
+        self._release()
+
+    def _release(self) -> None:
+        """Count the connection no longer."""
         if self.is_admitted:
             self.is_admitted = False
-            self._gateway.limit.release()
+            self._gateway.limit.release(self._host, self.evict)
+
+    def evict(self) -> None:
+        """Close at once a connection without a session, to make room for another."""
+        logger.info("connection closed; it has no session, and others need the room  client=%s", self.client)
+        self._release()
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parse what arrived; what is no request is refused, and the connection closed."""
         gateway = self._gateway
         gateway.heard_us = gateway.now_us()
         if gateway.ignores_requests or self._refusal is not None or self.parser is None:
+            return
+        if self._behind_upgrade is not None:
+            self._receive_behind_upgrade(data)
             return
         self._unset_keepalive_if_required()
         if self._in_body:
@@ -111,9 +137,11 @@ class HttpConnection(HttpToolsProtocol):
                 return
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
+        except httptools.HttpParserUpgrade as upgrade:
             if self.cycle is not None:
-                self.cycle.keep_alive = False  # answered as a plain request; another protocol would follow
+                self.cycle.keep_alive = False  # unless its route takes it over, it is answered as a plain request
+            self._behind_upgrade = bytearray()
+            self._receive_behind_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             reason = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
             self.refuse(reason if isinstance(reason, HttpError) else HttpError("malformed_request"))
@@ -122,6 +150,13 @@ class HttpConnection(HttpToolsProtocol):
             self._check_body_bytes()
         elif self._phase <= _HEAD and self._head_bytes > HEAD_BYTES_MAX:
             self.refuse(HttpError("head_too_large"))
+
+    def _receive_behind_upgrade(self, data: bytes) -> None:
+        """Keep the first bytes of another protocol until the request that asks for it is answered."""
+        assert self._behind_upgrade is not None
+        self._behind_upgrade += data
+        if len(self._behind_upgrade) > UPGRADE_BYTES_MAX:
+            self.refuse(HttpError("malformed_request", "too much follows an Upgrade; wait for the answer to it"))
 
     # Called by the parser.
 
@@ -175,6 +210,19 @@ class HttpConnection(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_response_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _disconnect_cycles(self) -> None:
+        """Let requests send nothing more: the one that is carried out, those behind it, and the last, of which the body
+        may be on its way."""
+        waiting = [cycle for cycle, _ in self.pipeline]
+        for cycle in (self._running, *waiting, self.cycle):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
     def _should_upgrade(self) -> bool:
         return False
 
@@ -183,7 +231,7 @@ class HttpConnection(HttpToolsProtocol):
         lengths = encodings = 0
         seen = set()
         for name, content in self.headers:
-            if name in SINGLE_HEADERS:
+            if name in SINGLE_HEADERS or name.startswith(b"ce-"):
                 if name in seen and name != b"content-length":
                     raise HttpError("malformed_request", f"a request has one {name.decode().title()}")
                 seen.add(name)
@@ -216,19 +264,41 @@ class HttpConnection(HttpToolsProtocol):
         """Answer with a problem, or with a whole response that tells it, and close the connection."""
         self._refusal = error
         started = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
-        if self.cycle is not None:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._disconnect_cycles()
         self._end(b"" if started else response or raw_problem(error))
+
+    @property
+    def asks_for_upgrade(self) -> bool:
+        """Whether the last request asks for another protocol, in a way that may be answered with it."""
+        return self._behind_upgrade is not None and self.scope["http_version"] == "1.1"
+
+    def upgrade(self, response: bytes, adopt: "Callable[[asyncio.Transport, bytes], None]") -> None:
+        """Send a response that switches protocols, and hand the connection over; nothing here belongs to it then."""
+        if self.is_lost or self.is_refused or self.transport.is_closing():
+            raise ConnectionResetError
+        assert self.cycle is not None
+        assert self._behind_upgrade is not None
+        received, self._behind_upgrade = bytes(self._behind_upgrade), None
+        self.cycle.response_started = self.cycle.response_complete = True
+        self._unset_keepalive_if_required()
+        self.connections.discard(self)
+        self._disconnect()
+        self.is_lost = True
+        self._release()  # it is admitted again, in the same moment
+        self.transport.write(response)
+        self.flow.resume_reading()
+        adopt(self.transport, received)
 
     def _end(self, last_words: bytes) -> None:
         """Send this, and close; what the client still sends is read for a moment, or it might never see the answer."""
         if self.transport.is_closing():
             return
         self.transport.write(last_words)
+        self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.flow.resume_reading()
+        else:  # with TLS, closing sends an end and reads on until that of the client
+            self.transport.close()
         self._gateway.loop.call_later(_LINGER_S, self.transport.abort)
 
     def supervise(self, now_s: float, request_s: float, silence_s: float) -> None:
@@ -248,34 +318,65 @@ class HttpConnection(HttpToolsProtocol):
             self._unsent_bytes, self._unsent_since_s = unsent, now_s
         elif now_s - self._unsent_since_s > silence_s:
             logger.info("connection closed; the client does not read  client=%s", self.client)
-            self.transport.abort()
+            reset(self.transport)
+
+    def close(self) -> None:
+        """Close the connection after what waits to be sent."""
+        self.transport.close()
 
     async def session(self, authorization: bytes, tenant: str) -> "Session":
         """The session of this client, with these credentials, in this tenant; opened when they change."""
         if self._session is not None and self._session_key == (authorization, tenant):
             return self._session
+        identity = await self.identify(authorization)
+        self._disconnect()
+        self._session = self.open_session(lambda _: None, self._end_session, "http", identity, tenant)
+        self._session_key = authorization, tenant
+        if self._session.is_counted:
+            self._gateway.limit.has_session(self.evict)
+        return self._session
+
+    async def identify(self, authorization: bytes) -> "Identity":
+        """Who the client is, by these credentials."""
         identity = self._authenticate(authorization)
         if isinstance(identity, PendingAnswer):
             try:
                 identity = await self.answered(identity)
             except HeadraceError as error:
-                raise HttpError("not_authenticated", str(error)) from error
+                raise as_not_authenticated(error) from error
         if self.is_lost:
             raise ConnectionResetError
-        self._disconnect()
+        return identity
+
+    def open_session(
+        self,
+        push: Callable[[Any], None],
+        end: Callable[[HeadraceError], None],
+        protocol: str,
+        identity: "Identity",
+        tenant: str,
+    ) -> "Session":
+        """Open a session; the broker calls `push` with what it tells the client unasked, and `end` to end it."""
         peer = self._peer
-        self._session = self._gateway.broker.connect(
-            lambda _: None,
-            f"http at {peer.address}",
+        return self._gateway.broker.connect(
+            push,
+            f"{protocol} at {peer.address}",
             self._gateway.now_us(),
             identity=identity,
             tenant=tenant,
             address=peer.address,
             gateway=peer.gateway,
             is_local=peer.is_local,
+            end=end,
         )
-        self._session_key = authorization, tenant
-        return self._session
+
+    def _end_session(self, error: HeadraceError) -> None:
+        """End the session, as the broker says: the next request is authenticated anew."""
+        if self.on_ended is not None:
+            self.on_ended(error)
+        elif self.cycle is not None and not self.cycle.response_complete:
+            self.refuse(HttpError("malformed_request"), raw_problem(begun_error(error)))
+        self._disconnect()
 
     async def answered(self, pending: PendingAnswer[Any]) -> Any:
         """Wait for an answer; it is withdrawn when the client goes."""
@@ -294,12 +395,14 @@ class HttpConnection(HttpToolsProtocol):
         return Peer("http", address, is_this_machine(self.transport.get_extra_info("peername")))
 
     def _authenticate(self, authorization: bytes) -> "Identity | PendingAnswer[Identity]":
-        mechanism, _, credentials = authorization.partition(b" ")
+        name, credentials, peer = transport_credentials(self.transport, self._peer)
         try:
-            name = mechanism.decode("ascii").lower() or ANONYMOUS_MECHANISM
-            return self._gateway.authenticate(name, credentials.strip(), self._peer)
+            if authorization:
+                mechanism, _, given = authorization.partition(b" ")
+                name, credentials = mechanism.decode("ascii").lower() or ANONYMOUS_MECHANISM, given.strip()
+            return self._gateway.authenticate(name, credentials, peer)
         except (HeadraceError, UnicodeDecodeError) as error:
-            raise HttpError("not_authenticated", str(error)) from error
+            raise as_not_authenticated(error) from error
 
     def _enter(self, phase: int) -> None:
         self._phase = phase

@@ -13,13 +13,15 @@ from headrace.model.errors import HeadraceError
 Schema = dict[str, Any]
 
 CONTENT_POLICY = b"default-src 'none'; style-src 'unsafe-inline'"
-_STYLE = """
+STYLE = """
 :root{color-scheme:light dark;--line:#8884;--soft:#8881}
 body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:0 auto;padding:1rem}
 code,pre{font:14px/1.4 ui-monospace,monospace}pre{background:var(--soft);padding:.6rem;overflow:auto}
 table{border-collapse:collapse;width:100%;margin:.5rem 0}
 td,th{border-bottom:1px solid var(--line);padding:.25rem .5rem;text-align:left;vertical-align:top}
-section{border-top:1px solid var(--line);margin-top:1.5rem}h3 code{font-size:1rem}nav a{margin-right:1rem}
+section{border-top:1px solid var(--line);margin-top:1.5rem}h3 code{font-size:1rem}
+nav{display:flex;flex-wrap:wrap;gap:0 1rem}
+code{overflow-wrap:anywhere}
 .method{display:inline-block;min-width:4rem;font-weight:700}
 """
 
@@ -32,9 +34,10 @@ def make_page(document: Schema) -> bytes:
 def _parts(document: Schema) -> Iterator[str]:
     info = document["info"]
     yield "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-    yield f"<title>{escape(info['title'])} over HTTP</title><style>{_STYLE}</style>"
+    yield f"<title>{escape(info['title'])} over HTTP</title><style>{STYLE}</style>"
     yield f"<h1>{escape(info['title'])} over HTTP</h1><p>Version {escape(info['version'])}. "
-    yield f"{_text(info['description'])}</p><p>For programs: <a href=/v1/openapi.json>openapi.json</a></p><nav>"
+    yield f"{code_marked(info['description'])}</p><p>For programs: <a href=/v1/openapi.json>openapi.json</a>. "
+    yield "Topics and services of this broker: <a href=/v1/asyncapi>asyncapi</a></p><nav>"
     for tag in document["tags"]:
         yield f"<a href='#tag-{escape(tag['name'])}'>{escape(tag['name'])}</a>"
     yield "<a href='#errors'>errors</a></nav>"
@@ -51,7 +54,7 @@ def _parts(document: Schema) -> Iterator[str]:
 def _operation(path: str, method: str, operation: Schema, schemas: Schema) -> Iterator[str]:
     name = escape(operation["operationId"])
     yield f"<h3 id='{name}'><span class=method>{method}</span><code>{escape(path)}</code></h3>"
-    yield f"<p>{_text(operation['summary'])}.</p>"
+    yield f"<p>{code_marked(operation['summary'])}.</p>"
     fields = [
         (one["name"], one["in"], one.get("required", False), one["schema"], one.get("description", ""))
         for one in operation["parameters"]
@@ -65,7 +68,8 @@ def _operation(path: str, method: str, operation: Schema, schemas: Schema) -> It
         yield "<table><tr><th>field<th>in<th>type<th>meaning"
         for field, where, required, kind, meaning in fields:
             mark = " (required)" if required else ""
-            yield f"<tr><td><code>{escape(field)}</code>{mark}<td>{where}<td>{escape(_kind(kind))}<td>{_text(meaning)}"
+            yield f"<tr><td><code>{escape(field)}</code>{mark}<td>{where}<td>{escape(_kind(kind))}"
+            yield f"<td>{code_marked(meaning)}"
         yield "</table>"
     if "example" in body:
         yield f"<pre>{escape(json.dumps(body['example'], indent=2, ensure_ascii=False))}</pre>"
@@ -115,7 +119,7 @@ def _errors() -> Iterator[str]:
     rows += [(code, status, status == 408, meaning) for code, (status, meaning) in http_error_codes().items()]
     for code, status, retryable, meaning in sorted(rows):
         yield f"<tr id='{code}'><td><code>{code}</code><td>{status}<td>{'yes' if retryable else 'no'}"
-        yield f"<td>{_text(meaning)}"
+        yield f"<td>{code_marked(meaning)}"
     yield "</table></section>"
 
 
@@ -123,7 +127,7 @@ def _is_error(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, HeadraceError)
 
 
-def _text(text: str) -> str:
+def code_marked(text: str) -> str:
     """Text with `code` marked as such."""
     parts = escape(text).split("`")
     return "".join(f"<code>{part}</code>" if at % 2 else part for at, part in enumerate(parts))

@@ -3,48 +3,51 @@
 import asyncio
 from collections import OrderedDict
 from functools import partial
-from typing import Literal
 
 import msgspec
 
 from headrace.broker.streams import Stream
 from headrace.gateways.http.call import Call, Reply
-from headrace.gateways.http.event_position import POSITION_PATTERN, parse_position, position_text
+from headrace.gateways.http.event_answers import POSITION_ATTRIBUTE, batch_reply, event_line, event_origin, wants_batch
+from headrace.gateways.http.event_bodies import EventFields
+from headrace.gateways.http.event_position import (
+    POSITION_PATTERN,
+    StreamQuery,
+    parse_position,
+    position_text,
+    start_position,
+)
 from headrace.gateways.http.problems import HttpError, encode_problem, problem_of
 from headrace.gateways.http.publishing import MESSAGES
-from headrace.gateways.http.reading import batches_in
+from headrace.gateways.http.reading import batches_in, read_batches
 from headrace.gateways.http.route import EVENTS, NDJSON, HeaderField, Route
+from headrace.gateways.http.websub_hub import hub_links
 from headrace.model.batch import Batch
+from headrace.model.cloudevents_http import BATCH_TYPE, EventOrigin
 from headrace.model.envelope import EnvelopeContent, batch_contents
-from headrace.model.errors import GroupNotFound, HeadraceError
-from headrace.model.reading import StreamOpen
-from headrace.model.requests import Commit, GroupDescribe, Offsets, PartitionOffset, TopicDescribe
+from headrace.model.errors import HeadraceError
+from headrace.model.reading import Fetch, StreamOpen
+from headrace.model.requests import TopicDescribe
 
 _PORTION_BYTES = 64 << 10
 """Read at a time; a batch that is larger is read whole."""
 _SENT_BYTES = 64 << 10
 """Sent at a time: the next portion waits until the client has taken most of it."""
 _CREDIT_BYTES = 1 << 60
-_HEARTBEAT_BEATS = 3
+HEARTBEAT_BEATS = 3
+"""An idle stream carries a sign of life after so many heartbeats."""
 _FEW_STREAMS = 8
 _LINGER_S, _LINGER_S_MAX = 0.0002, 0.1
 """With many streams each waits a moment for more messages, for so long times the number of streams."""
 _RETRY_MS = 1000
 _ENCODED_BYTES_MAX = 4 << 20
+_BATCH_MESSAGES, _BATCH_BYTES = 100, 1 << 20
+"""In a batch of events, by default and about at most."""
+_POSITION_NAMES = (b"id", POSITION_ATTRIBUTE.encode())
+"""The member of each line that has the position: in an event, an attribute of its own."""
 
 EncodedMessages = list[tuple[int, bytes]]
 """Offsets, and the messages as JSON."""
-
-
-class StreamQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Where to begin."""
-
-    start: Literal["earliest", "latest"] | None = None
-    """Without a position: with a group, where it has none, `earliest` by default; else `latest`."""
-    position: str = ""
-    """As Last-Event-ID, for clients that cannot set a header."""
-    group: str = ""
-    """Begin where this group is. The position given is committed for it first."""
 
 
 class StreamedMessage(EnvelopeContent, omit_defaults=True):
@@ -58,15 +61,18 @@ class EncodedBatches:
     """Batches that were encoded as JSON a moment ago: many streams send the same."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[int, int, int, int], EncodedMessages] = OrderedDict()
+        self._known: OrderedDict[tuple[int, int, int, int, EventOrigin | None], EncodedMessages] = OrderedDict()
         self._bytes = 0
 
-    def get(self, batch: Batch, topic_id: int, partition: int) -> EncodedMessages:
-        """The messages of a batch as JSON."""
-        key = topic_id, partition, batch.base_offset, batch.crc
+    def get(self, batch: Batch, topic_id: int, partition: int, origin: EventOrigin | None = None) -> EncodedMessages:
+        """The messages of a batch as JSON; as CloudEvents if there is an origin."""
+        key = topic_id, partition, batch.base_offset, batch.crc, origin
         found = self._known.get(key)
         if found is None:
-            found = [(content.offset, _encode(content)) for content in batch_contents(batch, partition)]
+            if origin is None:
+                found = [(content.offset, _encode(content)) for content in batch_contents(batch, partition)]
+            else:
+                found = [(message.offset, event_line(message, origin)) for message in batch.messages()]
             size = sum(len(text) for _, text in found)
             if size <= _ENCODED_BYTES_MAX // 4:
                 self._known[key] = found
@@ -82,16 +88,20 @@ _encode = msgspec.json.Encoder().encode
 class MessageStream:
     """Sends the messages of all partitions of a topic to one client."""
 
-    def __init__(self, call: Call, topic: str, position: dict[int, int], *, is_events: bool) -> None:
+    def __init__(
+        self, call: Call, topic: str, position: dict[int, int], *, is_events: bool, as_cloudevents: bool
+    ) -> None:
         self._call = call
         self._topic = topic
         self._is_events = is_events
+        self._as_cloudevents = as_cloudevents
         self._position = position
         self._streams: dict[int, Stream] = {}
         """By partition."""
         self._ready: set[int] = set()
         self._event = asyncio.Event()
         self._topic_id = 0
+        self._failure: HeadraceError | None = None
 
     async def open(self) -> None:
         """Open the streams of all partitions; raises if one has no such offset."""
@@ -102,6 +112,7 @@ class MessageStream:
         """Send messages as they come, until the client goes, the broker stops, or something is wrong."""
         call, gateway, connection = self._call, self._call.gateway, self._call.connection
         connection.on_lost = self._event.set
+        connection.on_ended = self._end
         gateway.on_drain.add(self._event.set)
         gateway.requests -= 1
         gateway.streams += 1
@@ -109,6 +120,8 @@ class MessageStream:
         try:
             await self._begin()
             while not (connection.is_lost or gateway.draining):
+                if self._failure is not None:
+                    raise self._failure
                 if not self._ready and not await self._wait(ends_s):
                     break
                 for partition in sorted(self._ready):
@@ -119,9 +132,14 @@ class MessageStream:
             gateway.streams -= 1
             gateway.requests += 1
             gateway.on_drain.discard(self._event.set)
-            connection.on_lost = None
+            connection.on_lost = connection.on_ended = None
             self.close()
         await call.send({"type": "http.response.body", "body": b""})
+
+    def _end(self, error: HeadraceError) -> None:
+        """Send an error as the last event."""
+        self._failure = error
+        self._event.set()
 
     def close(self) -> None:
         """Close the streams of all partitions."""
@@ -146,13 +164,7 @@ class MessageStream:
         self._event.set()
 
     async def _begin(self) -> None:
-        kind = EVENTS if self._is_events else NDJSON
-        headers = [
-            (b"content-type", kind.encode()),
-            (b"cache-control", b"no-store"),
-            (b"x-accel-buffering", b"no"),  # proxies are to pass on at once what comes
-            *self._call.gateway.application.guard.answer_headers(self._call.headers),
-        ]
+        headers = [*stream_headers(self._call, is_events=self._is_events), *hub_links(self._call)]
         await self._call.send({"type": "http.response.start", "status": 200, "headers": headers})
         if self._is_events:
             # The first event has no data, so that a reader who sees no message has its position all the same.
@@ -161,7 +173,7 @@ class MessageStream:
     async def _wait(self, ends_s: float) -> bool:
         """Wait for messages; false when the stream is to end."""
         gateway = self._call.gateway
-        beat_s = gateway.settings.heartbeat_ms * _HEARTBEAT_BEATS / 1000
+        beat_s = gateway.settings.heartbeat_ms * HEARTBEAT_BEATS / 1000
         left_s = ends_s - gateway.loop.time()
         if left_s <= 0:
             return False
@@ -173,8 +185,7 @@ class MessageStream:
                 await self._send(b":\n\n" if self._is_events else b"\n")
                 await self._open_new_partitions()
             return True
-        if gateway.streams > _FEW_STREAMS:
-            await asyncio.sleep(min(gateway.streams * _LINGER_S, _LINGER_S_MAX))
+        await linger(gateway.streams)
         return True
 
     async def _open_new_partitions(self) -> None:
@@ -195,8 +206,9 @@ class MessageStream:
             self._ready.discard(partition)
         parts: list[bytes] = []
         size = 0
+        origin = event_origin(self._call, self._topic, partition) if self._as_cloudevents else None
         for batch in batches_in(found.view):
-            for offset, text in gateway.encoded_batches.get(batch, self._topic_id, partition):
+            for offset, text in gateway.encoded_batches.get(batch, self._topic_id, partition, origin):
                 if offset < self._position[partition]:
                     continue
                 self._position[partition] = offset + 1
@@ -216,7 +228,7 @@ class MessageStream:
             position = position_text(self._position).encode()
         if self._is_events:
             return b"id: %s\ndata: %s\n\n" % (position, text)
-        return b'{"id":"%s",%s\n' % (position, text[1:])
+        return b'{"%s":"%s",%s\n' % (_POSITION_NAMES[self._as_cloudevents], position, text[1:])
 
     async def _send_error(self, error: HeadraceError) -> None:
         text = encode_problem(problem_of(error))
@@ -227,15 +239,21 @@ class MessageStream:
 
 
 async def stream_messages(call: Call) -> Reply | None:
-    """Send the messages of a topic as they come."""
+    """Send the messages of a topic as they come, or answer some of them as a batch of events."""
     (topic,) = call.parameters
-    is_events = _wants_events(call.headers.get(b"accept", b""))
     query = call.query(StreamQuery)
+    is_batch = wants_batch(call)
+    is_events = not is_batch and wants_events(call.headers.get(b"accept", b""))
+    if query.limit is not None and not is_batch:
+        raise HttpError("invalid_field", f"`limit` is for answers of the type {BATCH_TYPE}; a stream goes on")
     header = call.headers.get(b"last-event-id")
     given = query.position if header is None else header.decode("latin-1")
     given_position = parse_position(given) if given or header is not None else None
-    position = await _start_position(call, topic, query, given_position)
-    stream = MessageStream(call, topic, position, is_events=is_events)
+    position = await start_position(call, topic, query, given_position, "earliest" if is_batch else "latest")
+    if is_batch:
+        return await _read_batch(call, topic, position, query.limit or _BATCH_MESSAGES)
+    as_cloudevents = query.format == "cloudevents"
+    stream = MessageStream(call, topic, position, is_events=is_events, as_cloudevents=as_cloudevents)
     try:
         await stream.open()
     except BaseException:
@@ -245,7 +263,44 @@ async def stream_messages(call: Call) -> Reply | None:
     return None
 
 
-def _wants_events(accepted: bytes) -> bool:
+async def linger(streams: int) -> None:
+    """Wait a moment for more messages where there are many streams: each message would cost a write for each."""
+    if streams > _FEW_STREAMS:
+        await asyncio.sleep(min(streams * _LINGER_S, _LINGER_S_MAX))
+
+
+async def _read_batch(call: Call, topic: str, position: dict[int, int], limit: int) -> Reply:
+    """Answer messages of all partitions as a batch of events; each partition gets a share of the limit."""
+    found: list[bytes] = []
+    size = 0
+    partitions = sorted(position)
+    for at, partition in enumerate(partitions):
+        share = -(-(limit - len(found)) // (len(partitions) - at))
+        if not share or size >= _BATCH_BYTES:
+            break
+        offset = position[partition]
+        outcome = await call.ask_whole(Fetch(topic, partition, offset, _BATCH_BYTES - size))
+        describe = partial(event_line, origin=event_origin(call, topic, partition))
+        encoded, left_out = await read_batches(outcome.body, offset, share, describe)
+        position[partition] = max(outcome.answer.next_offset, offset) if left_out is None else left_out
+        found += encoded
+        size += sum(map(len, encoded))
+        await asyncio.sleep(0)
+    return batch_reply(call, found, position=position_text(position))
+
+
+def stream_headers(call: Call, *, is_events: bool) -> list[tuple[bytes, bytes]]:
+    """The headers of an answer that goes on."""
+    return [
+        (b"content-type", (EVENTS if is_events else NDJSON).encode()),
+        (b"cache-control", b"no-store"),
+        (b"x-accel-buffering", b"no"),  # proxies are to pass on at once what comes
+        *call.gateway.application.guard.answer_headers(call.headers),
+    ]
+
+
+def wants_events(accepted: bytes) -> bool:
+    """Whether an answer is sent as Server-Sent Events, and not as lines of JSON, by what the client accepts."""
     kinds = [one.partition(b";")[0].strip().lower() for one in accepted.split(b",")]
     if EVENTS.encode() in kinds:
         return True
@@ -254,39 +309,24 @@ def _wants_events(accepted: bytes) -> bool:
     raise HttpError("not_acceptable", f"messages are sent as {EVENTS} or {NDJSON}")
 
 
-async def _start_position(call: Call, topic: str, query: StreamQuery, given: dict[int, int] | None) -> dict[int, int]:
-    """Where to begin in each partition; a position that is given is committed for the group."""
-    start = query.start or ("earliest" if query.group else "latest")
-    if given is not None:
-        if query.group:
-            places = [PartitionOffset(topic, number, offset) for number, offset in given.items()]
-            await call.ask(Commit(query.group, places))
-        first = (await call.ask(Offsets(topic, [], "earliest"))).offsets
-        return {**first, **given}
-    position = dict((await call.ask(Offsets(topic, [], start))).offsets)
-    if query.group:
-        try:
-            group = await call.ask(GroupDescribe(query.group))
-        except GroupNotFound:
-            return position
-        position.update({one.partition: one.offset for one in group.places if one.topic == topic})
-    return position
-
-
-LAST_EVENT_ID = HeaderField("Last-Event-ID", "The id of the last event that was received", POSITION_PATTERN)
+LAST_EVENT_ID = HeaderField(
+    "Last-Event-ID", "The id of the last event that was received", POSITION_PATTERN, example="0:0"
+)
 
 STREAM_ROUTES = [
     Route(
         "GET",
         "/v1/topics/{topic}/messages",
         stream_messages,
-        "Send messages as they come, as Server-Sent Events or as lines of JSON",
+        "Send messages as they come, as Server-Sent Events or as lines of JSON; or answer a batch of CloudEvents",
         MESSAGES,
         query=StreamQuery,
-        answer=StreamedMessage,
+        answer=(StreamedMessage, EventFields),
         answer_types=(NDJSON, EVENTS),
+        other_answers=((BATCH_TYPE, list[EventFields]),),
         errors=("topic_not_found", "partition_not_found", "offset_out_of_range", "group_in_use"),
         headers=(LAST_EVENT_ID,),
+        answer_headers=("Link",),
         streams=True,
     ),
 ]

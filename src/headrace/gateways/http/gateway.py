@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -13,14 +13,26 @@ from headrace.gateways.gateway import GatewayContext, GatewayStatistics
 from headrace.gateways.http.application import HttpApplication
 from headrace.gateways.http.connection import HttpConnection
 from headrace.gateways.http.event_stream import EncodedBatches
+from headrace.gateways.http.fair_gate import FairGate
 from headrace.gateways.http.host_guard import HostGuard
-from headrace.gateways.http.installation import DEFAULT_HTTP_PORT
+from headrace.gateways.http.metrics import collect_http
+from headrace.gateways.http.problems import HttpError, raw_problem
 from headrace.gateways.listen_errors import listen_failed
+from headrace.gateways.tls_listener import TlsListener, server_descriptors, tls_listener
+from headrace.gateways.tls_settings import HTTP_ALPN
+from headrace.model.arguments import shown_url
 from headrace.model.errors import InvalidArgument
+from headrace.wire.native import DEFAULT_HTTP_PORT
+
+if TYPE_CHECKING:
+    from headrace.gateways.http.websocket.connection import SocketConnection
 
 _BACKLOG = 1024
 _SUPERVISE_S = 1.0
 _SILENT_BEATS = 3
+_ANSWER_WITHOUT_TLS = raw_problem(
+    HttpError("malformed_request", "this port speaks HTTPS: write https:// instead of http://")
+)
 
 
 class HttpGateway:
@@ -34,8 +46,11 @@ class HttpGateway:
         self.settings = context.settings
         self.authenticate = context.authenticate
         self.limit = context.limit
+        self.adopt_native = context.adopt_native
         self.loop = runtime.loop
         self.now_us = runtime.now_us
+        self.gate = FairGate(self.loop)
+        """Lets requests of tenants begin in turns."""
         self.heard_us = 0
         """When a client last sent something."""
         self.draining = False
@@ -45,8 +60,6 @@ class HttpGateway:
         """Requests that wait for their answers, other than those that wait for new messages."""
         self.received_bytes = 0
         """Bytes of bodies that have arrived and whose requests are not answered."""
-        self.loop_lag_s = 0.0
-        """How late the supervision ran the last time: so long other work held the loop."""
         self.streams = 0
         """Streams of messages that are open."""
         self.encoded_batches = EncodedBatches()
@@ -54,8 +67,9 @@ class HttpGateway:
         self.on_drain: set[Callable[[], object]] = set()
         """Ends those who wait for new messages."""
         self._addresses = [_checked_address(address) for address in addresses]
-        self._servers: list[asyncio.Server] = []
-        guard = HostGuard(self.settings.http_hosts, self.settings.http_origins)
+        self._tls = context.tls
+        self._servers: list[asyncio.Server | TlsListener] = []
+        guard = HostGuard(self.settings.http_hosts, self.settings.http_origins, self.settings.http_webhook_origins)
         self.application = HttpApplication(self, guard)
         self.config = Config(
             self.application,
@@ -72,7 +86,7 @@ class HttpGateway:
         )
         self.config.load()
         self.state = ServerState()
-        self._due_s = self.loop.time()
+        self.broker.metrics.add(lambda tenant, _: collect_http(self, tenant))
         self._supervision = self.loop.call_soon(self._supervise)
 
     @property
@@ -86,14 +100,21 @@ class HttpGateway:
         for address in self._addresses:
             assert address.port is not None
             try:
-                server = await self.loop.create_server(
-                    lambda: HttpConnection(self), address.host, address.port, backlog=_BACKLOG
-                )
+                server = await self._listen(address.host, address.port, tls=address.has_tls)
             except OSError as error:
                 raise listen_failed(error, address.host, address.port) from error
             self._servers.append(server)
-            urls += [tcp_url("http", *listening.getsockname()[:2]) for listening in server.sockets]
+            urls += [tcp_url(address.scheme, *listening.getsockname()[:2]) for listening in server.sockets]
         return urls
+
+    async def _listen(self, host: str, port: int, *, tls: bool) -> asyncio.Server | TlsListener:
+        if not tls:
+            return await self.loop.create_server(lambda: HttpConnection(self), host, port, backlog=_BACKLOG)
+        listener = tls_listener(
+            self.loop, self._tls, HTTP_ALPN, lambda: HttpConnection(self), lambda _: _ANSWER_WITHOUT_TLS
+        )
+        await listener.listen(host, port, _BACKLOG)
+        return listener
 
     def stop_accepting(self) -> None:
         """Accept no new connections."""
@@ -121,7 +142,7 @@ class HttpGateway:
         for end in list(self.on_drain):
             end()
         for connection in self.connections:
-            connection.transport.close()
+            connection.close()
 
     def abort(self) -> None:
         """Close all connections at once."""
@@ -134,29 +155,29 @@ class HttpGateway:
 
     def descriptors(self) -> list[int]:
         """The file descriptors of all sockets."""
-        sockets: list[Any] = [one for server in self._servers for one in server.sockets]
-        sockets += [connection.transport.get_extra_info("socket") for connection in self.connections]
-        return [one.fileno() for one in sockets if one is not None]  # None: it is being closed
+        sockets: list[Any] = [connection.transport.get_extra_info("socket") for connection in self.connections]
+        open_ = [one.fileno() for one in sockets if one is not None]  # None: it is being closed
+        return [*open_, *(descriptor for server in self._servers for descriptor in server_descriptors(server))]
 
     @property
-    def connections(self) -> list[HttpConnection]:
+    def connections(self) -> "list[HttpConnection | SocketConnection]":
         """All connections that are open."""
-        return list(self.state.connections)  # type: ignore[arg-type]  # they are all of this class
+        return list(self.state.connections)  # type: ignore[arg-type]  # they are all of these classes
 
     def _supervise(self) -> None:
         """End connections that hang; one timer for all of them."""
         now_s = self.loop.time()
-        self.loop_lag_s = max(now_s - self._due_s, 0.0)
         self.state.default_headers = [(b"date", formatdate(self.now_us() / 1e6, usegmt=True).encode())]
         silence_s = self.settings.heartbeat_ms * _SILENT_BEATS / 1000
         for connection in self.connections:
             connection.supervise(now_s, self.settings.http_request_seconds, silence_s)
-        self._due_s = now_s + _SUPERVISE_S
         self._supervision = self.loop.call_later(_SUPERVISE_S, self._supervise)
 
 
 def _checked_address(address: ListenAddress) -> ListenAddress:
     url = address.url
     if not address.host or address.path not in ("", "/") or "?" in url or "#" in url or "@" in url:
-        raise InvalidArgument(f"listen: {url!r} must be a host and a port; write http://127.0.0.1:{DEFAULT_HTTP_PORT}")
+        raise InvalidArgument(
+            f"listen: {shown_url(url)} must be a host and a port; write http://127.0.0.1:{DEFAULT_HTTP_PORT}"
+        )
     return address._replace(port=DEFAULT_HTTP_PORT if address.port is None else address.port, path="")

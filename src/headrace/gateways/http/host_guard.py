@@ -15,7 +15,8 @@ _HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?
 _OWN_SITES = (b"same-origin", b"none")
 _ALLOWED_METHODS = b"GET, POST, PUT, PATCH, DELETE"
 _ALLOWED_HEADERS = b"authorization, content-type, headrace-tenant, idempotency-key, if-match, last-event-id"
-_EXPOSED_HEADERS = b"etag, location, retry-after"
+_EVENT_HEADER = re.compile(rb"ce-[a-z0-9]{1,100}")
+_EXPOSED_HEADERS = b"etag, link, location, retry-after"
 _PREFLIGHT_SECONDS = 600
 
 
@@ -26,9 +27,10 @@ class HostGuard:
     its Origin. Addresses in numbers cannot be rebound, so that of the socket is always good.
     """
 
-    def __init__(self, hosts: Sequence[str], origins: Sequence[str]) -> None:
+    def __init__(self, hosts: Sequence[str], origins: Sequence[str], webhook_origins: Sequence[str] = ()) -> None:
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
         self._origins = {origin.rstrip("/").lower().encode() for origin in origins}
+        self._webhook_origins = {origin.lower().encode() for origin in webhook_origins}
         self._good: set[tuple[bytes, str]] = set()
         """Hosts that were found good, each with the address of the socket."""
 
@@ -56,13 +58,24 @@ class HostGuard:
             (b"vary", b"origin"),
         ]
 
-    def preflight_headers(self) -> list[tuple[bytes, bytes]]:
+    def preflight_headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
         """What a page that is listed may send, besides the headers of every answer to it."""
+        asked = headers.get(b"access-control-request-headers", b"").lower().replace(b" ", b"").split(b",")
+        attributes = [name for name in asked if _EVENT_HEADER.fullmatch(name)]
         return [
             (b"access-control-allow-methods", _ALLOWED_METHODS),
-            (b"access-control-allow-headers", _ALLOWED_HEADERS),
+            (b"access-control-allow-headers", b", ".join([_ALLOWED_HEADERS, *attributes])),
             (b"access-control-max-age", b"%d" % _PREFLIGHT_SECONDS),
         ]
+
+    def webhook_headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """The permission for a listed sender of webhooks, at any rate; nothing for others. It allows no page."""
+        origin = headers[b"webhook-request-origin"].strip()
+        is_listed = origin.lower() in self._webhook_origins or b"*" in self._webhook_origins
+        if not is_listed or not _HOST.fullmatch(origin):
+            return []
+        rate = [(b"webhook-allowed-rate", b"*")] if b"webhook-request-rate" in headers else []
+        return [(b"webhook-allowed-origin", origin), *rate]
 
     def _check_host(self, host: bytes, local_host: str) -> None:
         name = host_name(host)
@@ -78,7 +91,8 @@ class HostGuard:
 
     def _check_origin(self, headers: Headers, host: bytes) -> None:
         origin = headers.get(b"origin")
-        if origin is not None and (origin == b"http://" + host or self.allowed_origin(headers)):
+        own = origin is not None and origin.partition(b"://")[::2] in ((b"http", host), (b"https", host))
+        if own or self.allowed_origin(headers):
             return
         if origin is None and headers.get(b"sec-fetch-site", b"none") in _OWN_SITES:
             return

@@ -2,9 +2,10 @@
 
 from importlib.util import find_spec
 
-DEFAULT_HTTP_PORT = 7391
+from headrace.wire.native import DEFAULT_HTTP_PORT
+
 DEFAULT_HTTP_ADDRESS = f"127.0.0.1:{DEFAULT_HTTP_PORT}"
-_PACKAGES = ("uvicorn", "httptools")
+_PACKAGES = ("uvicorn", "httptools", "websockets")
 
 
 def missing_packages() -> list[str]:

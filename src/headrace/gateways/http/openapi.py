@@ -13,7 +13,8 @@ import msgspec
 
 from headrace.gateways.http.problems import STATUSES, HttpError, ProblemDocument
 from headrace.gateways.http.route import EVENTS, NDJSON, Route
-from headrace.model.limits import PARTITIONS_MAX, TENANT_NAME_CHARS_MAX, TOPIC_NAME_CHARS_MAX
+from headrace.gateways.http.schema_constraints import PATH_PATTERNS, PLAIN_NAMED, constrain
+from headrace.model.limits import PARTITIONS_MAX, PLAIN_NAME_CHARS_MAX, TENANT_NAME_CHARS_MAX, TOPIC_NAME_CHARS_MAX
 
 Schema = dict[str, Any]
 
@@ -34,9 +35,7 @@ them. Every error is a problem document (RFC 9457) whose `code` does not change 
 
 def make_document(routes: Sequence[Route], version: str) -> Schema:
     """The OpenAPI 3.1 document of routes."""
-    kinds = [
-        kind for route in routes for part in (route.body, route.answer, route.query) for kind in alternatives(part)
-    ]
+    kinds = [kind for route in routes for part in _parts(route) for kind in alternatives(part)]
     named = {id(kind): kind for kind in [*kinds, ProblemDocument]}
     schemas, components = msgspec.json.schema_components(named.values(), ref_template=_REF)
     by_kind = dict(zip(named, schemas, strict=True))
@@ -60,6 +59,12 @@ def make_document(routes: Sequence[Route], version: str) -> Schema:
     return plain
 
 
+def _parts(route: Route) -> list[Any]:
+    """Everything of a route that has a schema."""
+    others = [kind for _, kind in (*route.other_bodies, *route.other_answers)]
+    return [route.body, route.answer, route.query, *others]
+
+
 def _operation(route: Route, by_kind: dict[int, Schema], components: dict[str, Schema]) -> Schema:
     operation: Schema = {
         "operationId": _operation_id(route),
@@ -76,6 +81,7 @@ def _operation(route: Route, by_kind: dict[int, Schema], components: dict[str, S
             content[media_type] = {"schema": _schema_of(kinds, by_kind)}
             if route.example is not None:
                 content[media_type]["example"] = route.example
+        content |= {name: {"schema": _schema_of(kind, by_kind)} for name, kind in route.other_bodies}
         operation["requestBody"] = {"required": route.body_required, "content": content}
     return operation
 
@@ -100,7 +106,7 @@ def _operation_id(route: Route) -> str:
 def _parameters(route: Route, components: dict[str, Schema]) -> list[Schema]:
     found: list[Schema] = []
     for name in route.parameters:
-        found.append({"name": name, "in": "path", "required": True, "schema": _path_schema(name)})
+        found.append({"name": name, "in": "path", "required": True, "schema": _path_schema(route.path, name)})
     if route.query is not None:
         query = components[route.query.__name__]
         for name, schema in query["properties"].items():
@@ -112,8 +118,11 @@ def _parameters(route: Route, components: dict[str, Schema]) -> list[Schema]:
         text: Schema = {"type": "string", "pattern": header.pattern}
         if header.length_max:
             text["maxLength"] = header.length_max
-        found.append({"name": header.name, "in": "header", "schema": text, "description": header.description})
-    if route.path.startswith("/v1/") and route.tag != "documents":
+        described = {"example": header.example} if header.example else {}
+        found.append(
+            {"name": header.name, "in": "header", "schema": text, "description": header.description, **described}
+        )
+    if route.path.startswith("/v1/") and route.tag != "documents" and not route.upgrade:
         found.append(
             {
                 "name": "Headrace-Tenant",
@@ -125,11 +134,15 @@ def _parameters(route: Route, components: dict[str, Schema]) -> list[Schema]:
     return found
 
 
-def _path_schema(name: str) -> Schema:
+def _path_schema(path: str, name: str) -> Schema:
     if name == "partition":
         return {"type": "integer", "minimum": 0, "maximum": PARTITIONS_MAX - 1}
-    if name == "id":
-        return {"type": "string", "pattern": r"^[0-9]{1,4}:[0-9]{1,18}$"}
+    if name == "offset":
+        return {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
+    if name in PATH_PATTERNS:
+        return {"type": "string", "pattern": PATH_PATTERNS[name]}
+    if name == "instance" or (name == "name" and path.startswith(PLAIN_NAMED)):
+        return {"type": "string", "pattern": rf"^[A-Za-z0-9][A-Za-z0-9._\-]{{0,{PLAIN_NAME_CHARS_MAX - 1}}}$"}
     return {"type": "string", "minLength": 1, "maxLength": TOPIC_NAME_CHARS_MAX}
 
 
@@ -142,6 +155,7 @@ def _responses(route: Route, by_kind: dict[int, Schema]) -> Schema:
                 media_type: {"schema": _schema_of(route.answer, by_kind) if media_type != EVENTS else {}}
                 for media_type in route.answer_types
             }
+            schemas |= {name: {"schema": _schema_of(kind, by_kind)} for name, kind in route.other_answers}
             response["content"] = schemas
         if route.answer_headers:
             response["headers"] = {name: {"schema": {"type": "string"}} for name in route.answer_headers}
@@ -167,6 +181,8 @@ def error_statuses(route: Route) -> dict[int, set[str]]:
         statuses |= {status: set() for status in _WITH_BODY}
     if route.streams:
         statuses[406] = set()
+    if route.upgrade:
+        statuses[426] = {"upgrade_required"}
     for code in route.errors:
         statuses.setdefault(STATUSES[code], set()).add(code)
     return statuses
@@ -189,13 +205,14 @@ def _explain(schema: Schema | None, kind: type[msgspec.Struct]) -> None:
     """Add what the docstrings below the fields say, and that of the class a struct was made of."""
     if schema is None:
         return
-    source = getattr(kind, "source", kind)
+    source = getattr(kind, "source_struct", kind)
     if source is not kind:
         schema["description"] = " ".join((source.__doc__ or "").split())
     for base in source.__mro__:
         for name, text in field_docstrings(base).items():
             if name in schema["properties"]:
                 schema["properties"][name].setdefault("description", text)
+    constrain(schema, kind)
 
 
 @cache

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 
 from headrace.model.arguments import shortened
-from headrace.model.errors import HeadraceError
+from headrace.model.cluster_errors import IN_DOUBT_TEXT
+from headrace.model.errors import Fenced, HeadraceError, NotServing
 
 PROBLEM_TYPE = b"application/problem+json"
 HELP_PATH = "/v1/docs"
@@ -15,7 +16,13 @@ RETRY_SECONDS = 1
 
 STATUSES: dict[str, int] = {
     "error": 500,
+    "not_serving": 503,
+    "fenced": 503,
+    "store_unavailable": 503,
+    "store_unqualified": 500,
+    "store_went_back": 500,
     "invalid_argument": 422,
+    "invalid_event": 422,
     "message_too_large": 413,
     "batch_too_large": 413,
     "invalid_batch": 422,
@@ -74,6 +81,7 @@ STATUSES: dict[str, int] = {
     "unsupported_version": 400,
     "unsupported_operation": 501,
     "connection_failed": 502,
+    "tls_failed": 502,
     "closed": 503,
     "forked": 500,
     "idempotency_key_reused": 422,
@@ -86,6 +94,15 @@ STATUSES: dict[str, int] = {
     "service_failed": 502,
     "service_not_found": 404,
     "not_registered": 403,
+    "not_authenticated": 401,
+    "token_expired": 401,
+    "token_revoked": 401,
+    "forbidden": 403,
+    "security_required": 409,
+    "role_not_found": 404,
+    "binding_not_found": 404,
+    "token_not_found": 404,
+    "version_conflict": 412,
     "unexpected_version": 412,
     "events_missing": 410,
     "topic_changed": 409,
@@ -97,9 +114,18 @@ STATUSES: dict[str, int] = {
     "route_not_found": 404,
     "route_exists": 409,
     "route_loop": 409,
+    "webhook_not_found": 404,
+    "webhook_exists": 409,
     "plugin_unavailable": 422,
     "delivery_refused": 503,
+    "delivery_failed": 502,
+    "address_refused": 422,
     "job_failed": 409,
+    "quota_exceeded": 403,
+    "throttled": 429,
+    "tenant_not_found": 404,
+    "tenant_exists": 409,
+    "tenant_not_empty": 409,
     "internal_error": 500,
 }
 """The HTTP status of every error code."""
@@ -116,7 +142,6 @@ class HttpError(Exception):
         "malformed_request": (400, "The bytes are no HTTP request, or one that could be understood in two ways."),
         "invalid_json": (400, "The body is no JSON, or is nested too deeply."),
         "invalid_encoding": (400, "The body is not what its Content-Encoding says, or a name is no UTF-8."),
-        "not_authenticated": (401, "The credentials are wrong, or of a kind that this broker does not know."),
         "host_refused": (403, "The Host is none of this broker's names; see the setting http_hosts."),
         "origin_refused": (403, "A page of this Origin may not use the broker; see the setting http_origins."),
         "path_not_found": (404, "There is nothing at this path; /v1/docs lists what there is."),
@@ -127,6 +152,7 @@ class HttpError(Exception):
         "body_too_large": (413, "The body is larger than the broker takes; see the setting http_body_bytes_max."),
         "unsupported_media_type": (415, "The Content-Type, or the Content-Encoding, is none that the path takes."),
         "invalid_field": (422, "A field of the body, of the query or of the head is missing, unknown or wrong."),
+        "upgrade_required": (426, "The path speaks another protocol, which the client must ask for by Upgrade."),
         "head_too_large": (431, "The head of the request is too large."),
         "too_many_connections": (503, "The broker has as many connections as connections_max allows; try later."),
     }
@@ -158,6 +184,11 @@ class ProblemDocument(msgspec.Struct):
     """What a program may want to know, such as the offsets there are."""
 
 
+def begun_error(error: HeadraceError) -> HeadraceError:
+    """The error for a request that was begun when its session was ended: NotServing says that nothing was done."""
+    return Fenced(f"{error}: {IN_DOUBT_TEXT}") if isinstance(error, NotServing) else error
+
+
 def status_of(error: HeadraceError) -> int:
     """The HTTP status of an error; an unknown code is that of a newer part of Headrace."""
     return STATUSES.get(error.code, 503 if error.retryable else 500)
@@ -185,8 +216,9 @@ def encode_problem(problem: ProblemDocument) -> bytes:
 
 def problem_headers(problem: ProblemDocument) -> list[tuple[bytes, bytes]]:
     """The headers of an answer that is a problem, besides its type and length."""
-    if problem.status in _RETRY_LATER:
-        return [(b"retry-after", b"%d" % RETRY_SECONDS)]
+    if problem.status in _RETRY_LATER and problem.code != Fenced.code:  # who repeats that must look first
+        retry_ms = problem.details.get("retry_after_ms", RETRY_SECONDS * 1000)
+        return [(b"retry-after", b"%d" % max(-(-retry_ms // 1000), 1))]
     return [(b"www-authenticate", b"Bearer")] if problem.status == 401 else []
 
 

@@ -11,9 +11,16 @@ import msgspec
 
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.gateways.http.call import Call, Reply, count_partitions, decode_json, json_reply, unsupported_type
+from headrace.gateways.http.event_bodies import (
+    EventFields,
+    event_envelopes,
+    event_header_lines,
+    has_events,
+)
 from headrace.gateways.http.problems import HttpError
 from headrace.gateways.http.route import JSON, NDJSON, HeaderField, Route
 from headrace.model.batch import Batch, encode
+from headrace.model.cloudevents_http import BATCH_TYPE, STRUCTURED_TYPE
 from headrace.model.durability import Durability
 from headrace.model.envelope import MessageEnvelope, PartitionNumber, StoredFields, envelope_key
 from headrace.model.errors import BatchTooLarge, HeadraceError, TopicNotFound, UnexpectedOffset
@@ -23,7 +30,7 @@ from headrace.model.partitioning import by_key
 from headrace.model.requests import Publish, Published, TopicDescribe
 
 MESSAGES = "messages"
-DurabilityName = Literal["memory", "written", "synced"]
+DurabilityName = Literal["memory", "written", "synced", "replicated"]
 _DURABILITIES = {one.name.lower(): int(one) for one in Durability}
 _NAMES: list[Any] = [one.name.lower() for one in Durability]
 _NDJSON_TYPES = (NDJSON.encode(), b"application/ndjson", b"application/jsonl")
@@ -86,6 +93,8 @@ async def publish(call: Call) -> Reply:
     query = call.query(PublishQuery) if call.query_string else _NO_QUERY
     body = await call.read_body()
     kind = call.media_type()
+    if has_events(call.headers, kind):
+        return await _publish_events(call, query, body)
     if kind == b"application/json":
         if body.lstrip()[:1] != b"[":
             return await _publish_one(call, query, decode_json(body, _decode_one), body)
@@ -97,7 +106,7 @@ async def publish(call: Call) -> Reply:
     elif kind in _NDJSON_TYPES:
         envelopes = await _decoded_lines(body)
     else:
-        raise unsupported_type(b"application/json", NDJSON.encode())
+        raise unsupported_type(b"application/json", NDJSON.encode(), STRUCTURED_TYPE.encode(), BATCH_TYPE.encode())
     if not envelopes:
         raise HttpError("invalid_field", "the body has no message; send at least one")
     if len(envelopes) > BATCH_COUNT_MAX:
@@ -105,10 +114,21 @@ async def publish(call: Call) -> Reply:
     return await _publish_many(call, query, envelopes, body)
 
 
+async def _publish_events(call: Call, query: PublishQuery, body: bytes) -> Reply:
+    """Publish one CloudEvent, or a batch of them."""
+    envelopes, is_batch = await event_envelopes(call.headers, body, _ARRAY_BYTES_MAX)
+    if not is_batch:
+        return await _publish_one(call, query, envelopes[0], body)
+    if not envelopes:  # as the binding allows
+        count_partitions(call, call.parameters[0])
+        return json_reply(MessageReceipts(0, []), 201)
+    return await _publish_many(call, query, envelopes, body)
+
+
 async def _publish_one(call: Call, query: PublishQuery, envelope: MessageEnvelope, body: bytes) -> Reply:
     headers = call.headers
     if b"idempotency-key" in headers:
-        return await _publish_once(call, query, [envelope], body, single=True)
+        return await publish_once(call, query, [envelope], body, single=True)
     (topic,), gateway = call.parameters, call.gateway
     key = envelope_key(envelope)
     fields = StoredFields()
@@ -118,7 +138,7 @@ async def _publish_one(call: Call, query: PublishQuery, envelope: MessageEnvelop
     wanted = envelope.partition if envelope.partition is not None else query.partition
     request = Publish(topic, 0, _DURABILITIES[query.durability], _expected_offset(headers))
     if request.expected_offset is not None and wanted is None:
-        await _check_one_partition(call, request.expected_offset)
+        await check_one_partition(call, request.expected_offset)
     if wanted is not None:
         request.partition = wanted
     elif (partitions := count_partitions(call, topic)) > 1:
@@ -130,18 +150,27 @@ async def _publish_one(call: Call, query: PublishQuery, envelope: MessageEnvelop
 
 async def _publish_many(call: Call, query: PublishQuery, envelopes: list[MessageEnvelope], body: bytes) -> Reply:
     if b"idempotency-key" in call.headers:
-        return await _publish_once(call, query, envelopes, body, single=False)
-    (topic,), gateway = call.parameters, call.gateway
+        return await publish_once(call, query, envelopes, body, single=False)
     expected = _expected_offset(call.headers)
     if expected is not None:
         is_named = query.partition is not None or all(one.partition is not None for one in envelopes)
-        await _check_one_partition(call, expected, is_named=is_named)
+        await check_one_partition(call, expected, is_named=is_named)
+    sent = await send_batches(call, query, envelopes, expected)
+    receipts, reached = await wait_for_receipts(call, sent, len(envelopes))
+    return json_reply(MessageReceipts(len(envelopes), receipts), 201 if reached else 202)
+
+
+async def send_batches(
+    call: Call, query: PublishQuery, envelopes: list[MessageEnvelope], expected: int | None
+) -> list[tuple[RequestBatch, Any]]:
+    """Publish messages, and return each batch with its outcome, which may be pending or an error."""
+    (topic,), gateway = call.parameters, call.gateway
     batches = await _encoded_batches(call, query, envelopes)
     if expected is not None and len(batches) > 1:
         raise HttpError(
             "invalid_field", "messages with If-Match must fit into one batch of one partition; name the partition"
         )
-    pending: list[tuple[RequestBatch, Any]] = []
+    sent: list[tuple[RequestBatch, Any]] = []
     for one in batches:
         partition, batch, _ = one
         request = Publish(topic, partition, _DURABILITIES[query.durability], expected)
@@ -149,13 +178,20 @@ async def _publish_many(call: Call, query: PublishQuery, envelopes: list[Message
             outcome: Any = gateway.broker.ask(call.session, request, memoryview(batch.data), gateway.now_us())
         except HeadraceError as error:
             outcome = error
-        pending.append((one, outcome))
+        sent.append((one, outcome))
         if isinstance(outcome, HeadraceError):
             break  # the fewer are stored of a request that fails
         if len(batches) > 1:
             await asyncio.sleep(0)
-    receipts, failure, reached = [], None, Durability.SYNCED
-    for (partition, batch, indexes), outcome in pending:
+    return sent
+
+
+async def wait_for_receipts(
+    call: Call, sent: list[tuple[RequestBatch, Any]], count: int
+) -> tuple[list[MessageReceipt], Durability]:
+    """Wait until all batches are published; returns their receipts, and the least durability that they have reached."""
+    receipts, failure, reached = [], None, Durability.REPLICATED
+    for (partition, batch, indexes), outcome in sent:
         try:
             if isinstance(outcome, HeadraceError):
                 raise outcome
@@ -165,11 +201,11 @@ async def _publish_many(call: Call, query: PublishQuery, envelopes: list[Message
         except HeadraceError as error:
             failure = failure or _with_request_indexes(error, indexes)
     if failure is not None:
-        raise _partly(failure, receipts, len(envelopes))
-    return json_reply(MessageReceipts(len(envelopes), receipts), 201 if reached else 202)
+        raise _partly(failure, receipts, count)
+    return receipts, reached
 
 
-async def _publish_once(
+async def publish_once(
     call: Call, query: PublishQuery, envelopes: list[MessageEnvelope], body: bytes, *, single: bool
 ) -> Reply:
     """Publish all messages, or answer what was answered to the first request with this key."""
@@ -182,7 +218,7 @@ async def _publish_once(
             f"an Idempotency-Key has 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible characters of ASCII, such as a UUID",
         )
     asked = blake2b(body, digest_size=HASH_BYTES)
-    asked.update(b"\0".join([b"", call.query_string, call.media_type()]))
+    asked.update(b"\0".join([b"", call.query_string, call.media_type(), *event_header_lines(call.headers)]))
     batches = await _encoded_batches(call, query, envelopes)
     request = PublishOnce(
         call.parameters[0],
@@ -292,7 +328,7 @@ def _receipt(partition: int, published: Published, count: int) -> MessageReceipt
     return MessageReceipt(partition, published.base_offset, stored, _NAMES[published.durability])
 
 
-async def _check_one_partition(call: Call, expected: int, *, is_named: bool = False) -> None:
+async def check_one_partition(call: Call, expected: int, *, is_named: bool = False) -> None:
     """Refuse If-Match without a partition where there are several: each has offsets of its own."""
     (topic,) = call.parameters
     try:
@@ -327,7 +363,7 @@ def _partly(error: HeadraceError, receipts: list[MessageReceipt], count: int) ->
     told = copy.copy(error)
     told.details = {**error.details, "receipts": msgspec.to_builtins(receipts)}
     stored = sum(one.count for one in receipts)
-    cause = str(error).replace("; nothing was stored", "").replace("; nothing was appended", "")
+    cause = re.sub("; nothing was (stored|appended|done)", "", str(error))
     text = (
         f"{stored} of {count} messages were stored, as `receipts` of the details tell, and the others were not: {cause}"
     )
@@ -336,7 +372,7 @@ def _partly(error: HeadraceError, receipts: list[MessageReceipt], count: int) ->
 
 
 IF_MATCH_OFFSET = HeaderField(
-    "If-Match", "Publish only if the message gets this offset, in quotation marks", r'^"[0-9]{1,18}"$'
+    "If-Match", "Publish only if the message gets this offset, in quotation marks", r'^"[0-9]{1,18}"$', example='"0"'
 )
 IDEMPOTENCY_KEY = HeaderField(
     "Idempotency-Key",
@@ -350,24 +386,27 @@ PUBLISH_ROUTES = [
         "POST",
         "/v1/topics/{topic}/messages",
         publish,
-        "Publish a message, an array of messages, or one by line",
+        "Publish a message, an array of messages, one by line, or CloudEvents in any mode",
         MESSAGES,
         201,
         other_statuses=(202,),
         query=PublishQuery,
         body=(MessageEnvelope, list[MessageEnvelope]),
         body_types=(JSON, NDJSON),
+        other_bodies=((STRUCTURED_TYPE, EventFields), (BATCH_TYPE, list[EventFields])),
         body_required=True,
         answer=(MessageReceipt, MessageReceipts),
         errors=(
             "partition_not_found",
             "message_too_large",
+            "invalid_event",
             "unexpected_offset",
             "idempotency_key_reused",
             "idempotency_table_full",
             "subscription_full",
         ),
         headers=(IDEMPOTENCY_KEY, IF_MATCH_OFFSET),
+        takes_events=True,
         example={"key": "ann", "value": {"id": 1}, "headers": [["lang", "en"]]},
     ),
 ]

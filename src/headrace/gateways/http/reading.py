@@ -1,24 +1,32 @@
 """Reading a partition by offset or time, with long polls, and messages by their place."""
 
 import asyncio
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from headrace.broker.pending_answer import AnswerWithBody
 from headrace.broker.streams import WaitingFetch
+from headrace.gateways.http.accept import accepts
 from headrace.gateways.http.call import Call, ClientGone, Reply, json_reply
+from headrace.gateways.http.event_answers import batch_reply, event_line, event_origin, event_reply, wants_batch
+from headrace.gateways.http.event_bodies import EventFields
 from headrace.gateways.http.problems import HttpError
 from headrace.gateways.http.publishing import MESSAGES
-from headrace.gateways.http.route import Route
+from headrace.gateways.http.route import ANY_TYPE, Route
 from headrace.model.batch import Batch, Bytes, parse
-from headrace.model.envelope import EnvelopeContent, TimeText, batch_contents, parse_time_text
+from headrace.model.cloudevents_http import BATCH_TYPE, STRUCTURED_TYPE
+from headrace.model.envelope import EnvelopeContent, TimeText, message_content, parse_time_text
+from headrace.model.errors import MessageGone, OffsetOutOfRange
 from headrace.model.limits import BATCH_BYTES_MAX
+from headrace.model.message import Message
 from headrace.model.reading import Fetch, Fetched
 from headrace.model.requests import Offsets
 
 _SLICE_MESSAGES = 256
+T = TypeVar("T")
 
 
 class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
@@ -36,6 +44,13 @@ class FetchQuery(msgspec.Struct, forbid_unknown_fields=True):
     """About how many bytes at most."""
     wait: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
     """How many seconds to wait for a message when there is none."""
+
+
+class MessageFormatQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """How to answer a message."""
+
+    format: Literal["json", "cloudevents", "cloudevents-binary"] | None = None
+    """A CloudEvent in JSON, or in binary mode: its data as the body, and its attributes as headers `ce-*`."""
 
 
 class MessagePage(msgspec.Struct):
@@ -65,15 +80,18 @@ async def fetch(call: Call) -> Reply:
     if offset is None:
         at = ("time", parse_time_text(query.time)) if query.time is not None else (query.at, 0)
         offset = (await call.ask(Offsets(topic, [partition], *at))).offsets[partition]
-    gateway = call.gateway
+    gateway, is_batch = call.gateway, wants_batch(call)
+    describe: Callable[[Message], Any] = partial(message_content, partition=partition)
+    if is_batch:
+        describe = partial(event_line, origin=event_origin(call, topic, partition))
     ends_s = gateway.loop.time() + min(query.wait, gateway.settings.http_wait_seconds_max)
     while True:
         left_ms = max(round((ends_s - gateway.loop.time()) * 1000), 0)
         outcome = await call.ask_whole(Fetch(topic, partition, offset, query.bytes_max, left_ms))
         if isinstance(outcome, WaitingFetch):
-            outcome = await _waited(call, outcome)
+            outcome = await waited_fetch(call, outcome)
         answer: Fetched = outcome.answer
-        found, next_offset = await _contents(outcome.body, partition, offset, query.limit)
+        found, next_offset = await read_batches(outcome.body, offset, query.limit, describe)
         if next_offset is not None:
             break
         next_offset = max(answer.next_offset, offset)
@@ -81,23 +99,52 @@ async def fetch(call: Call) -> Reply:
             break
         offset = next_offset  # there were only messages that a view leaves out
         await asyncio.sleep(0)
+    if is_batch:
+        return batch_reply(call, found, offset=next_offset)
     return json_reply(MessagePage(found, next_offset, answer.end_offset))
 
 
-async def _contents(body: Bytes, partition: int, offset: int, limit: int) -> tuple[list[EnvelopeContent], int | None]:
+async def read_message(call: Call) -> Reply:
+    """Answer the message with an offset, as JSON or as a CloudEvent."""
+    topic, partition = call.parameters[0], partition_number(call.parameters[1])
+    offset_text = call.parameters[2]
+    if not offset_text.isascii() or not offset_text.isdigit() or len(offset_text) > 18:
+        raise HttpError("path_not_found", "an offset is a number")
+    offset, query = int(offset_text), call.query(MessageFormatQuery)
+    outcome = await call.ask_whole(Fetch(topic, partition, offset, 1))
+    (found, _) = await read_batches(outcome.body, offset, 1, lambda message: message)
+    if not found or found[0].offset != offset:
+        if offset >= outcome.answer.end_offset:
+            end = outcome.answer.end_offset
+            raise OffsetOutOfRange(f"partition {partition} of {topic} has no message {offset}; its next one is {end}")
+        raise MessageGone(f"{topic} has no message {offset} in partition {partition} any more")
+    wanted = query.format
+    if wanted is None:
+        wants_event = accepts(call.headers.get(b"accept", b""), STRUCTURED_TYPE)
+        wanted = "cloudevents" if wants_event else "json"
+    if wanted == "json":
+        return json_reply(message_content(found[0], partition))
+    return event_reply(found[0], event_origin(call, topic, partition), binary=wanted == "cloudevents-binary")
+
+
+async def read_batches(
+    body: Bytes, offset: int, limit: int, describe: Callable[[Message], T]
+) -> tuple[list[T], int | None]:
     """Messages from an offset on, up to a limit; and the offset of the next one, if it was read but left out."""
-    found: list[EnvelopeContent] = []
+    found: list[T] = []
     for batch in batches_in(body):
-        for message in batch_contents(batch, partition, offset):
+        for message in batch.messages():
+            if message.offset < offset:
+                continue
             if len(found) == limit:
                 return found, message.offset
-            found.append(message)
+            found.append(describe(message))
             if not len(found) % _SLICE_MESSAGES:
                 await asyncio.sleep(0)
     return found, None
 
 
-async def _waited(call: Call, waiting: WaitingFetch) -> AnswerWithBody[Fetched]:
+async def waited_fetch(call: Call, waiting: WaitingFetch) -> AnswerWithBody[Fetched]:
     """The answer of a fetch that waits for messages, until some come, its time is over or the broker stops."""
     gateway, connection, ready = call.gateway, call.connection, asyncio.Event()
     waiting.start(ready.set)
@@ -142,8 +189,21 @@ READ_ROUTES: list[Route] = [
         MESSAGES,
         query=FetchQuery,
         answer=MessagePage,
+        other_answers=((BATCH_TYPE, list[EventFields]),),
         errors=("topic_not_found", "partition_not_found", "offset_out_of_range"),
         integers=("partition",),
+    ),
+    Route(
+        "GET",
+        "/v1/topics/{topic}/partitions/{partition}/messages/{offset}",
+        read_message,
+        "Read one message, as JSON or as a CloudEvent",
+        MESSAGES,
+        query=MessageFormatQuery,
+        answer=(EnvelopeContent, Any),  # data in binary mode may be any JSON
+        other_answers=((STRUCTURED_TYPE, EventFields), (ANY_TYPE, Any)),
+        errors=("topic_not_found", "partition_not_found", "offset_out_of_range", "message_gone"),
+        integers=("partition", "offset"),
     ),
 ]
 """The routes that read partitions."""

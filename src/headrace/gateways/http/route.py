@@ -16,6 +16,11 @@ Handler = Callable[[Call], Awaitable[Reply | None]]
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 EVENTS = "text/event-stream"
+OCTETS = "application/octet-stream"
+ANY_TYPE = "*/*"
+"""Of answers whose type is that of a message."""
+ANY_BODY = (JSON, "text/plain", OCTETS)
+"""Of paths that pass on bodies of any type, the types that the document names."""
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
@@ -29,6 +34,7 @@ class HeaderField:
     pattern: str = ""
     """What it must look like; the handler refuses anything else."""
     length_max: int = 0
+    example: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,10 +53,14 @@ class Route:
     body: Any = None
     """The type of the body, or several of them; None if there is none."""
     body_types: tuple[str, ...] = (JSON,)
+    other_bodies: tuple[tuple[str, Any], ...] = ()
+    """Media types whose bodies have a type of their own."""
     body_required: bool = False
     answer: Any = None
     """The type of the answer, or several of them; None if it has no body."""
     answer_types: tuple[str, ...] = (JSON,)
+    other_answers: tuple[tuple[str, Any], ...] = ()
+    """Media types whose answers have a type of their own."""
     errors: tuple[str, ...] = ()
     """The codes of errors that are particular to it."""
     headers: tuple[HeaderField, ...] = ()
@@ -59,6 +69,12 @@ class Route:
     """An example of a body."""
     streams: bool = False
     """Whether the answer goes on until somebody ends it."""
+    upgrade: str = ""
+    """The protocol that the handler hands the connection over to; a request for it has no session yet."""
+    is_public: bool = False
+    """Whether it is for clients without any access, too: it tells nothing of what the broker has."""
+    takes_events: bool = False
+    """Whether senders of CloudEvents may ask for permission to deliver here: OPTIONS with WebHook-Request-Origin."""
     integers: tuple[str, ...] = ()
     """The parameters in the path that are numbers."""
 
@@ -118,11 +134,17 @@ def request_route(
 
 
 def fields_struct(
-    request: type[msgspec.Struct], *, without: Sequence[str] = (), replaced: dict[str, Any] | None = None
+    request: type[msgspec.Struct],
+    *,
+    without: Sequence[str] = (),
+    replaced: dict[str, Any] | None = None,
+    added: dict[str, tuple[Any, Any]] | None = None,
+    name: str = "",
 ) -> type[msgspec.Struct]:
     """A struct with the fields of another but for some, which refuses unknown fields and numbers of more than 64 bits.
 
-    Fields with a default are left out where the client leaves them out.
+    Fields with a default are left out where the client leaves them out; those that are `added` have a type and a
+    default.
     """
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for field in msgspec.structs.fields(request):
@@ -133,8 +155,13 @@ def fields_struct(
             fields.append((field.name, kind))
         else:
             fields.append((field.name, kind | msgspec.UnsetType, msgspec.UNSET))
+    fields += [(one, kind, default) for one, (kind, default) in (added or {}).items()]
     return msgspec.defstruct(
-        f"{request.__name__}Fields", fields, forbid_unknown_fields=True, kw_only=True, namespace={"source": request}
+        name or f"{request.__name__}Fields",
+        fields,
+        forbid_unknown_fields=True,
+        kw_only=True,
+        namespace={"source_struct": request},
     )
 
 

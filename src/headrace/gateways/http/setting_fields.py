@@ -17,12 +17,16 @@ def _settings_fields(settings: type[msgspec.Struct]) -> type[msgspec.Struct]:
     for field in msgspec.structs.fields(settings):
         kind = bounded(field.type)
         if field.type is Durability:
-            kind = Literal["memory", "written", "synced"]
+            kind = Literal["memory", "written", "synced", "replicated"]
         elif isinstance(field.type, type) and issubclass(field.type, Enum):
             kind = Literal[tuple(one.value for one in field.type)]
         fields.append((field.name, kind | msgspec.UnsetType, msgspec.UNSET))
     return msgspec.defstruct(
-        f"{settings.__name__}Fields", fields, forbid_unknown_fields=True, kw_only=True, namespace={"source": settings}
+        f"{settings.__name__}Fields",
+        fields,
+        forbid_unknown_fields=True,
+        kw_only=True,
+        namespace={"source_struct": settings},
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import repeat
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -11,6 +11,7 @@ from headrace.gateways.http.paging import PageQuery, page
 from headrace.gateways.http.reading import batches_in
 from headrace.gateways.http.route import Route, fields_struct, given_fields, request_route
 from headrace.gateways.http.setting_fields import SubscriptionSettingsFields
+from headrace.model.batch import Bytes
 from headrace.model.envelope import EnvelopeContent, TimeOrText, describe_message, time_us
 from headrace.model.leasing import (
     Ack,
@@ -170,11 +171,13 @@ async def lease(call: Call) -> Reply:
         leased, body = await call.ask_with_body(request)
     finally:
         gateway.requests += 1
-    found: list[LeasedContent] = []
+    return json_reply(LeasedMessages(leased_contents(leased.portions, body)))
+
+
+def leased_contents(portions: list[LeasedPortion], body: Bytes) -> list[LeasedContent]:
+    """The messages of an answer or a delivery, each with its lease."""
     batches = batches_in(body)
-    for portion in leased.portions:
-        found += _portion_messages(portion, batches)
-    return json_reply(LeasedMessages(found))
+    return [content for portion in portions for content in _portion_messages(portion, batches)]
 
 
 def _portion_messages(portion: LeasedPortion, batches: Any) -> Iterable[LeasedContent]:
@@ -206,7 +209,7 @@ def _portion_messages(portion: LeasedPortion, batches: Any) -> Iterable[LeasedCo
             yield content
 
 
-def _holdings(places: list[LeasedPlace]) -> list[Holding]:
+def holdings(places: list[LeasedPlace]) -> list[Holding]:
     """The messages by partition and token."""
     grouped: dict[tuple[int, int], list[int]] = {}
     for place in places:
@@ -218,14 +221,14 @@ async def ack(call: Call) -> Reply:
     """Settle messages as done."""
     given = await call.decoded(_ack_decoder)
     topic, subscription = call.parameters
-    return json_reply(await call.ask(Ack(topic, _holdings(given.messages), subscription)))
+    return json_reply(await call.ask(Ack(topic, holdings(given.messages), subscription)))
 
 
 async def extend(call: Call) -> Reply:
     """Keep messages for longer."""
     given = await call.decoded(_extend_decoder)
     topic, subscription = call.parameters
-    return json_reply(await call.ask(Extend(topic, _holdings(given.messages), given.lease_ms, subscription)))
+    return json_reply(await call.ask(Extend(topic, holdings(given.messages), given.lease_ms, subscription)))
 
 
 async def release(call: Call) -> Reply:
@@ -234,7 +237,7 @@ async def release(call: Call) -> Reply:
     topic, subscription = call.parameters
     request = Release(
         topic,
-        _holdings(given.messages),
+        holdings(given.messages),
         given.delay_ms,
         None if given.until is None else time_us(given.until),
         given.reason,
@@ -248,10 +251,11 @@ async def reject(call: Call) -> Reply:
     """Send messages to the dead letter topic."""
     given = await call.decoded(_reject_decoder)
     topic, subscription = call.parameters
-    return json_reply(await call.ask(Reject(topic, _holdings(given.messages), given.reason, subscription)))
+    return json_reply(await call.ask(Reject(topic, holdings(given.messages), given.reason, subscription)))
 
 
-_SETTINGS = {"settings": SubscriptionSettingsFields}
+_Start = Literal["earliest", "latest", "time", "offset"]
+_SETTINGS = {"settings": SubscriptionSettingsFields, "start": _Start}
 _MISSING = ("topic_not_found", "subscription_not_found")
 _PLACES = {"messages": [{"partition": 0, "offset": 17, "lease": 1}]}
 
@@ -284,7 +288,8 @@ SUBSCRIPTION_ROUTES = [
     ),
     request_route(SubscriptionDelete, "DELETE", _PATH, tag=SUBSCRIPTIONS, errors=_MISSING),
     request_route(
-        SubscriptionReset, "POST", f"{_PATH}/resets", tag=SUBSCRIPTIONS, errors=_MISSING, example={"start": "earliest"}
+        SubscriptionReset, "POST", f"{_PATH}/resets", tag=SUBSCRIPTIONS, errors=_MISSING, example={"start": "earliest"},
+        replaced={"start": Literal["", "earliest", "latest", "time", "offset"]},
     ),
     Route(
         "GET", f"{_PATH}/lag", tell_lag, "Tell how far a subscription is behind", SUBSCRIPTIONS,

@@ -342,7 +342,10 @@ def _us(given: TimeOrText | None) -> int | None:
 
 
 IF_MATCH_VERSION = HeaderField(
-    "If-Match", "Change it only in this version, in quotation marks, as the ETag has it", r'^"[0-9]{1,18}"$'
+    "If-Match",
+    "Change it only in this version, in quotation marks, as the ETag has it",
+    r'^"[0-9]{1,18}"$',
+    example='"1"',
 )
 _EDIT_ERRORS = ("topic_not_found", "stale_version", "message_leased", "message_gone", "not_owner")
 

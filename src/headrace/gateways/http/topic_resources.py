@@ -10,6 +10,7 @@ from headrace.gateways.http.paging import PageQuery, page
 from headrace.gateways.http.problems import HttpError
 from headrace.gateways.http.route import Route, request_route
 from headrace.gateways.http.setting_fields import TopicSettingsFields
+from headrace.gateways.http.websub_hub import hub_links
 from headrace.model.envelope import TimeOrText, TimeText, parse_time_text, time_us
 from headrace.model.requests import (
     Commit,
@@ -111,6 +112,12 @@ async def list_topics(call: Call) -> Reply:
     return json_reply(TopicPage(topics, following))
 
 
+async def describe_topic(call: Call) -> Reply:
+    """Answer what a topic is like, and where to subscribe to it."""
+    described = await call.ask(TopicDescribe(call.parameters[0]))
+    return json_reply(described, headers=hub_links(call))
+
+
 async def list_groups(call: Call) -> Reply:
     """Answer a page of groups."""
     query = call.query(PageQuery)
@@ -177,8 +184,9 @@ TOPIC_ROUTES = [
         TopicCreate, "POST", "/v1/topics", tag=TOPICS, status=201, replaced=_SETTINGS, errors=("topic_exists",),
         example={"topic": "orders", "settings": {"partitions": 3, "retain_seconds": 604800}},
     ),
-    request_route(
-        TopicDescribe, "GET", "/v1/topics/{topic}", tag=TOPICS, without=("create",), errors=("topic_not_found",)
+    Route(
+        "GET", "/v1/topics/{topic}", describe_topic, "Describe a topic", TOPICS, answer=TopicInfo,
+        errors=("topic_not_found",), answer_headers=("Link",),
     ),
     request_route(
         TopicAlter, "PATCH", "/v1/topics/{topic}", tag=TOPICS, replaced=_SETTINGS, errors=("topic_not_found",),
@@ -210,10 +218,12 @@ TOPIC_ROUTES = [
         example={"topic": "orders", "position": "0:17,1:4"},
     ),
     request_route(Info, "GET", "/v1/broker", tag=BROKER),
-    Route("GET", "/healthz", check_health, "Whether the process serves requests", BROKER, answer=Health),
+    Route(
+        "GET", "/healthz", check_health, "Whether the process serves requests", BROKER, answer=Health, is_public=True
+    ),
     Route(
         "GET", "/readyz", check_readiness, "Whether the broker takes new work", BROKER, answer=Health,
-        other_statuses=(503,),
+        other_statuses=(503,), is_public=True,
     ),
 ]  # fmt: skip
 """The routes about topics, groups and the broker."""

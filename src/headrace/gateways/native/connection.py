@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.pending_answer import AnswerWithBody, PendingAnswer
 from headrace.broker.streams import Stream, WaitingFetch
-from headrace.gateways.authentication import ANONYMOUS_MECHANISM, Peer
+from headrace.gateways.authentication import Peer, transport_credentials
+from headrace.gateways.connection_limit import peer_host
 from headrace.gateways.native.frame_writer import FrameSource, FrameWriter
 from headrace.gateways.native.hangup import hung_up
 from headrace.gateways.native.stream_pump import FetchAnswer, StreamPump
@@ -19,6 +20,7 @@ from headrace.model.errors import (
     Draining,
     HeadraceError,
     InternalError,
+    NotAuthenticated,
     ProtocolError,
     UnsupportedOperation,
     UnsupportedVersion,
@@ -54,6 +56,12 @@ _PUSHED: dict[type[Answer], int] = {
     SubjectEnd: int(Kind.SUBJECT_END),
 }
 """The frame kinds of pushed messages."""
+_CREDENTIALS_NEEDED = (
+    "this broker has security enabled, and the client gave no credentials: connect with a token (token=..., "
+    "HEADRACE_TOKEN or HEADRACE_TOKEN_FILE)"
+)
+_TLS_HELLO = 5
+"""Where a TLS record tells that it is a client's hello."""
 _TOUCH_US = 250_000
 _LINGER_S = 2.0
 _HELD_BYTES_FREE = 1 << 20
@@ -73,12 +81,16 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._session: Session | None = None
         self._authentication: PendingAnswer[Identity] | None = None
         self._name = ""
+        self.host = ""
+        """The host of the client, by which connections are counted; empty on a Unix socket."""
         self._since_us = self.heard_us = gateway.now_us()
         """When the client last sent something."""
         self._touched_us = 0
         self._unanswered = 0
         self._backlog: deque[Frame] = deque()
         """Received frames that wait until the client has fewer unanswered requests."""
+        self._waits_for_turn = False
+        """Whether other tenants have their turns before the backlog is handled."""
         self._fetches: set[FetchAnswer] = set()
         self._read_paused = False
         self._ending = False
@@ -114,6 +126,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         gateway = self._gateway
         self._transport = transport  # type: ignore[assignment]  # uvloop's is none of asyncio's classes
         self._out = FrameWriter(self._transport, gateway.deliver_soon, gateway.flush_soon, self._source_failed)
+        self.host = peer_host(transport)
         refusal = gateway.admit(self)
         if refusal is not None:
             self.end(refusal)
@@ -129,11 +142,16 @@ class NativeConnection(asyncio.BufferedProtocol):
         now_us = self.heard_us = self._gateway.now_us()
         self._out.corked = True
         try:
-            for received in self._frames.received(count):
-                if self._backlog or self._blocked:
-                    self._backlog.append(_kept(received))
-                elif not self._ending:
-                    self._take(received, now_us)
+            if self._session is None and not self._held_bytes:
+                self._check_not_tls(count)
+            if self._broker.is_shared and self._session is not None:
+                self._take_share(count, self._session.turn_key, now_us)
+            else:
+                for received in self._frames.received(count):
+                    if self._backlog or self._blocked:
+                        self._backlog.append(_kept(received))
+                    elif not self._ending:
+                        self._take(received, now_us)
             self._account()
         except (ProtocolError, Busy) as error:
             self.end(error)
@@ -142,6 +160,16 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._touch(now_us)
         self._regulate()
         self._uncork()
+
+    def receive(self, data: bytes) -> None:
+        """Handle bytes that were received before the connection had this protocol."""
+        left = memoryview(data)
+        while left:
+            buffer = self.get_buffer(len(left))
+            count = min(len(left), len(buffer))
+            buffer[:count] = left[:count]
+            left = left[count:]
+            self.buffer_updated(count)
 
     def eof_received(self) -> bool:
         """Close the connection of a client that sends no more."""
@@ -187,8 +215,17 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._read_paused:
             self._read_paused = False
             self._transport.resume_reading()
-        self._transport.write_eof()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:  # with TLS, closing sends an end and reads on until that of the client
+            self._transport.close()
         self._gateway.later(_LINGER_S, self._transport.abort)
+
+    def evict(self) -> None:
+        """Close at once a connection without a session, to make room for another."""
+        logger.info("connection closed; it has no session, and others need the room  client=%s", self)
+        self._gateway.forget(self)
+        self.abort()
 
     def close(self) -> None:
         """Close the connection after what waits to be sent."""
@@ -224,7 +261,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     @property
     def _blocked(self) -> bool:
-        return self._out.paused or self._unanswered >= UNANSWERED_MAX
+        return self._out.paused or self._unanswered >= UNANSWERED_MAX or self._waits_for_turn
 
     def _regulate(self) -> None:
         """Pause reading while too many requests are unanswered or the client receives too slowly, and resume after."""
@@ -237,9 +274,46 @@ class NativeConnection(asyncio.BufferedProtocol):
         else:
             self._transport.resume_reading()
 
+    def _take_share(self, count: int, tenant: str, now_us: int) -> None:
+        """Handle frames for as long as the tenant has time in this loop turn; the others wait for the next."""
+        turns = self._gateway.turns
+        begun_s = turns.clock()
+        until_s = begun_s + turns.left_s(tenant)
+        for received in self._frames.received(count):
+            if self._backlog or self._blocked or turns.clock() >= until_s:
+                self._backlog.append(_kept(received))
+            elif not self._ending:
+                self._take(received, now_us)
+        turns.spend(tenant, turns.clock() - begun_s)
+        self._wait_for_turn(tenant)
+
+    def _wait_for_turn(self, tenant: str) -> None:
+        if self._backlog and not self._blocked and not self._ending:
+            self._waits_for_turn = True
+            self._gateway.turns.add(tenant, self)
+
+    def take_turn(self, until_s: float) -> None:
+        """Handle frames from the backlog until a time; the rest waits for another turn."""
+        self._waits_for_turn = False
+        if self._ending or self._session is None:
+            return
+        turns, tenant, now_us = self._gateway.turns, self._session.turn_key, self._gateway.now_us()
+        self._out.corked = True
+        while self._backlog and not self._blocked and not self._ending:
+            self._take(self._backlog.popleft(), now_us)
+            if turns.clock() >= until_s:
+                break
+        self._wait_for_turn(tenant)
+        self._regulate()
+        self._uncork()
+
     def _catch_up(self) -> None:
         """Handle frames from the backlog."""
         if self._ending:
+            return
+        if self._broker.is_shared and self._session is not None:
+            self._wait_for_turn(self._session.turn_key)
+            self._regulate()
             return
         now_us = self._gateway.now_us()
         self._out.corked = True
@@ -251,6 +325,12 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _uncork(self) -> None:
         self._out.corked = False
         self._out.flush()
+
+    def _check_not_tls(self, count: int) -> None:
+        """Refuse a client that begins a TLS handshake at once: its first bytes look like those of a long frame."""
+        first = self._gateway.memory.shared[:count]
+        if count > _TLS_HELLO and first[0] == 0x16 and first[1] == 0x03 and first[_TLS_HELLO] == 0x01:
+            raise ProtocolError("this address speaks no TLS: connect to headrace:// instead of headraces://")
 
     def _account(self) -> None:
         """Count the memory of an unfinished frame, which is bounded for all connections together."""
@@ -299,16 +379,21 @@ class NativeConnection(asyncio.BufferedProtocol):
         except (ProtocolError, UnsupportedVersion) as error:
             self.end(error, correlation)
         except HeadraceError as error:
-            self._out.send(Kind.FAILURE, correlation, failure(error))
+            self._fail(correlation, error)
         except Exception:
             logger.exception("request failed  kind=%s client=%s", kind, self)
-            self._out.send(Kind.FAILURE, correlation, failure(InternalError()))
+            self._fail(correlation, InternalError())
+
+    def _fail(self, correlation: int, error: HeadraceError) -> None:
+        """Answer a request with an error."""
+        self._gateway.failures[error.code] += 1
+        self._out.send(Kind.FAILURE, correlation, failure(error))
 
     def _resolved(self, correlation: int, outcome: Answer | AnswerWithBody[Answer] | HeadraceError) -> None:
         """Send a pending answer that is now resolved."""
         if not self._ending:
             if isinstance(outcome, HeadraceError):
-                self._out.send(Kind.FAILURE, correlation, failure(outcome))
+                self._fail(correlation, outcome)
             else:
                 self._answer(correlation, outcome)
         self._answered()
@@ -354,8 +439,11 @@ class NativeConnection(asyncio.BufferedProtocol):
             return
         self._name = hello.name or hello.client
         peer = Peer("native", self._address, is_this_machine(self._transport.get_extra_info("peername")))
+        mechanism, credentials, peer = transport_credentials(self._transport, peer)
+        if hello.mechanism:
+            mechanism, credentials = hello.mechanism, hello.credentials
         try:
-            identity = self._gateway.authenticate(ANONYMOUS_MECHANISM, b"", peer)
+            identity = self._gateway.authenticate(mechanism, credentials, peer)
         except HeadraceError as error:
             self.end(error, correlation)
             return
@@ -380,23 +468,30 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._gateway.draining:
             self.end(Draining(), correlation)
             return
-        try:
-            self._open_session(correlation, hello, peer, outcome, self._gateway.now_us())
-        except HeadraceError as error:
-            self._out.send(Kind.FAILURE, correlation, failure(error))
+        self._open_session(correlation, hello, peer, outcome, self._gateway.now_us())
         self._gateway.call_soon(self._catch_up)
 
     def _open_session(self, correlation: int, hello: native.Hello, peer: Peer, identity: Identity, now_us: int) -> None:
-        self._session = self._broker.connect(
-            self._push,
-            self._name,
-            now_us,
-            identity=identity,
-            tenant=hello.tenant,
-            address=peer.address,
-            gateway=peer.gateway,
-            is_local=peer.is_local,
-        )
+        try:
+            self._session = self._broker.connect(
+                self._push,
+                self._name,
+                now_us,
+                identity=identity,
+                tenant=hello.tenant,
+                address=peer.address,
+                gateway=peer.gateway,
+                is_local=peer.is_local,
+                end=self.end,
+            )
+        except HeadraceError as error:
+            self.end(error, correlation)
+            return
+        if self._session.access is not None and self._session.access.is_empty:
+            self.end(NotAuthenticated(_CREDENTIALS_NEEDED), correlation)
+            return
+        self._gateway.has_session(self)
+        self._out.tenant = self._session.turn_key
         self._touched_us = now_us
         features = [feature for feature in hello.features if feature in FEATURES]
         self._out.send(_ANSWER, correlation, self._gateway.welcome(now_us, features))

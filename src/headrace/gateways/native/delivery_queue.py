@@ -14,7 +14,10 @@ SLICE_S = 0.002
 
 
 class DeliveryQueue:
-    """Serves connections one after the other, each at most once before all others that wait have been served."""
+    """Serves tenants one after the other, and of each its connections one after the other.
+
+    A connection is served at most once before all others of its tenant that wait have been served.
+    """
 
     def __init__(
         self,
@@ -27,12 +30,16 @@ class DeliveryQueue:
         self._soon = soon
         self._now_us = now_us
         self._clock = clock
-        self._waiting: deque[FrameWriter] = deque()
+        self._waiting: dict[str, deque[FrameWriter]] = {}
+        """By tenant; the tenant that was served last is the last one."""
         self._comes = False
 
     def add(self, out: "FrameWriter") -> None:
         """Put a connection into the queue; the caller does so once until it is served."""
-        self._waiting.append(out)
+        queue = self._waiting.get(out.tenant)
+        if queue is None:
+            queue = self._waiting[out.tenant] = deque()
+        queue.append(out)
         if not self._comes:
             self._comes = True
             self._soon(self._serve)
@@ -40,7 +47,13 @@ class DeliveryQueue:
     def _serve(self) -> None:
         now_us, until = self._now_us(), self._clock() + SLICE_S
         while self._waiting:  # also those that are added meanwhile, or again because they have more to send
-            self._serve_one(self._waiting.popleft(), now_us)
+            tenant, queue = next(iter(self._waiting.items()))
+            out = queue.popleft()
+            if not queue:
+                del self._waiting[tenant]
+            elif len(self._waiting) > 1:
+                self._waiting[tenant] = self._waiting.pop(tenant)  # the others first
+            self._serve_one(out, now_us)
             if self._clock() >= until:
                 break
         self._comes = bool(self._waiting)

@@ -76,6 +76,8 @@ class FrameWriter:
         """Whether it is in the delivery queue, or is delivering."""
         self._unsent_bytes = 0
         self._closed = False
+        self.tenant = ""
+        """The tenant of the session; deliveries to tenants take turns."""
         self.paused = False
         """Whether the client receives too slowly."""
         self.corked = False

@@ -3,19 +3,28 @@
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from headrace.gateways.addresses import ListenAddress, tcp_url, unix_url
 from headrace.gateways.gateway import GatewayContext, GatewayStatistics
 from headrace.gateways.listen_errors import listen_failed, listen_unix_failed
 from headrace.gateways.native.connection import NativeConnection
 from headrace.gateways.native.delivery_queue import DeliveryQueue
+from headrace.gateways.native.fair_turns import FairTurns
 from headrace.gateways.native.frame_writer import FrameWriter
+from headrace.gateways.tls_listener import TlsListener, server_descriptors, tls_listener
+from headrace.gateways.tls_settings import NATIVE_ALPN
 from headrace.gateways.unix_socket import bind, make_room, remove
-from headrace.model.errors import HeadraceError
+from headrace.model.errors import HeadraceError, TlsFailed
 from headrace.model.limits import FRAME_BYTES_MAX
-from headrace.wire.frames import Memory
-from headrace.wire.native import PROTOCOL_VERSION, Welcome
+from headrace.model.metric_requests import MetricFamily, MetricSample, gauge
+from headrace.wire.frames import Memory, frame, frame_correlation
+from headrace.wire.native import PROTOCOL_VERSION, Kind, Welcome, failure
+
+if TYPE_CHECKING:
+    from headrace.broker.metrics import CollectorSteps
 
 logger = logging.getLogger("headrace.native")
 
@@ -39,6 +48,7 @@ class NativeGateway:
         self.later = runtime.call_later
         self.memory = Memory()
         """The memory that all connections receive into, one after the other."""
+        self.turns = FairTurns(runtime.loop)
         self.deliver_soon = DeliveryQueue(runtime.loop, self.call_soon, self.now_us).add
         self.draining = False
         self.ignores_requests = False
@@ -50,11 +60,16 @@ class NativeGateway:
         self._addresses = addresses
         self._limit = context.limit
         self._loop = runtime.loop
-        self._servers: list[asyncio.Server] = []
+        self._tls = context.tls
+        self._nodes = context.nodes
+        self._servers: list[asyncio.Server | TlsListener] = []
         self._socket_paths: list[str] = []
         self._connections: set[NativeConnection] = set()
         self._refused: set[NativeConnection] = set()
         self._held_bytes = 0
+        self.failures: Counter[str] = Counter()
+        """Requests that were answered with an error, by its code."""
+        self.broker.metrics.add(lambda tenant, _: self._collect(tenant))
         self._unflushed: list[FrameWriter] = []
         self._supervised_us = self.now_us()
         self._supervision = self.later(self.settings.heartbeat_ms / 2000, self._supervise)
@@ -69,6 +84,14 @@ class NativeGateway:
         heard_us = max((connection.heard_us for connection in self._connections), default=0)
         return GatewayStatistics(len(self._connections), heard_us)
 
+    def _collect(self, tenant: str | None) -> "CollectorSteps":
+        """Collect the metrics of this gateway."""
+        if tenant is not None:
+            return  # it serves all tenants
+        samples = [MetricSample(count, {"code": code}, "_total") for code, count in sorted(self.failures.items())]
+        yield MetricFamily("native_failures", "counter", "Requests answered with an error, by code.", samples)
+        yield gauge("native_received_bytes", "Frames that have arrived in part.", self._held_bytes, "bytes")
+
     async def start(self) -> list[str]:
         """Listen on all addresses; returns their URLs, with the port that the system chose for 0."""
         urls: list[str] = []
@@ -78,13 +101,18 @@ class NativeGateway:
                 urls.append(unix_url("headrace+unix", address.path))
             else:
                 assert address.port is not None
-                bound = await self._listen(address.host, address.port)
-                urls += [tcp_url("headrace", host, port) for host, port in bound]
+                bound = await self._listen(address.host, address.port, tls=address.has_tls)
+                urls += [tcp_url(address.scheme, host, port) for host, port in bound]
         return urls
 
-    async def _listen(self, host: str, port: int) -> list[tuple[str, int]]:
+    async def _listen(self, host: str, port: int, *, tls: bool) -> list[tuple[str, int]]:
+        server: asyncio.Server | TlsListener
         try:
-            server = await self._loop.create_server(self._connection, host, port, backlog=_BACKLOG)
+            if tls:
+                server = tls_listener(self._loop, self._tls, NATIVE_ALPN, self._connection, _answer_without_tls)
+                await server.listen(host, port, _BACKLOG)
+            else:
+                server = await self._loop.create_server(self._connection, host, port, backlog=_BACKLOG)
         except OSError as error:
             raise listen_failed(error, host, port) from error
         self._servers.append(server)
@@ -107,6 +135,15 @@ class NativeGateway:
     async def attach(self, end: socket.socket) -> None:
         """Serve a connected socket, such as one end of a socket pair."""
         await self._loop.connect_accepted_socket(self._connection, end)
+
+    def adopt(self, transport: asyncio.Transport, received: bytes) -> None:
+        """Serve a connection that another gateway has accepted; of it these bytes have been received."""
+        connection = NativeConnection(self)
+        transport.pause_reading()  # uvloop decides how to receive when reading starts
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        transport.resume_reading()
+        connection.receive(received)
 
     def stop_accepting(self) -> None:
         """Accept no new connections."""
@@ -143,14 +180,14 @@ class NativeGateway:
 
     def descriptors(self) -> list[int]:
         """The file descriptors of all sockets."""
-        listening = [each.fileno() for server in self._servers for each in server.sockets]
+        listening = [descriptor for server in self._servers for descriptor in server_descriptors(server)]
         return [*listening, *(connection.descriptor for connection in [*self._connections, *self._refused])]
 
     # Called by connections.
 
     def admit(self, connection: NativeConnection) -> HeadraceError | None:
         """Count a new connection; the error to refuse it with if there are too many."""
-        refusal = self._limit.admit()
+        refusal = self._limit.admit(connection.host, connection.evict)
         (self._connections if refusal is None else self._refused).add(connection)
         return refusal
 
@@ -159,7 +196,11 @@ class NativeGateway:
         self._refused.discard(connection)
         if connection in self._connections:
             self._connections.remove(connection)
-            self._limit.release()
+            self._limit.release(connection.host, connection.evict)
+
+    def has_session(self, connection: NativeConnection) -> None:
+        """Keep a connection also when others need room: its client was let in."""
+        self._limit.has_session(connection.evict)
 
     def welcome(self, now_us: int, features: list[str]) -> Welcome:
         """Make the answer to Hello."""
@@ -171,6 +212,7 @@ class NativeGateway:
             heartbeat_ms=self.settings.heartbeat_ms,
             frame_bytes_max=FRAME_BYTES_MAX,
             features=features,
+            nodes=list(self._nodes()),
         )
 
     def hold(self, more_bytes: int) -> bool:
@@ -202,3 +244,9 @@ class NativeGateway:
                 connection.heard_us = now_us
             connection.supervise(now_us, beat_us * _SILENT_BEATS)
         self._supervision = self.later(self.settings.heartbeat_ms / 2000, self._supervise)
+
+
+def _answer_without_tls(first: bytes) -> bytes:
+    """The answer to a client of the native protocol that speaks no TLS."""
+    error = TlsFailed("this address speaks TLS: connect to headraces:// instead of headrace://")
+    return bytes(frame(Kind.FAILURE, frame_correlation(first), failure(error)))

@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 from headrace.model.arguments import shortened, shown
+from headrace.model.content.query import query_error
 from headrace.model.errors import ContentSupportMissing, InvalidContentQuery
 
 
@@ -15,7 +16,8 @@ def parse_jsonpath(path: str) -> tuple[Any, ...]:
     except (path_error, RecursionError, ValueError, OverflowError) as error:
         # The package leaves numbers such as 1e400 or 1e2 as an index to Python's own errors.
         reason = "it is nested too deep" if isinstance(error, RecursionError) else _first_line(error)
-        raise InvalidContentQuery(f"{shown(path)} is no JSONPath (RFC 9535): {reason}") from error
+        text = f"{shown(path)} is no JSONPath (RFC 9535): {reason}"
+        raise query_error(text, _position(path, error)) from error
     segments = getattr(parsed, "segments", None)
     if segments is None or parsed.pseudo_root:
         raise InvalidContentQuery(f"{shown(path)} is no JSONPath (RFC 9535): it combines several paths")
@@ -30,6 +32,14 @@ def _environment() -> tuple[Any, type[Exception]]:
     except ImportError as error:
         raise ContentSupportMissing from error
     return JSONPathEnvironment(strict=True), JSONPathError
+
+
+def _position(path: str, error: Exception) -> int | None:
+    """Where in the path the error is; None if the package does not tell."""
+    index = getattr(getattr(error, "token", None), "index", None)
+    if not isinstance(index, int):
+        return None
+    return index if index >= 0 else len(path)  # the end of the path is -1
 
 
 def _first_line(error: Exception) -> str:

@@ -62,6 +62,13 @@ class ContentQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return {self.kind: self.argument}
 
 
+def query_error(text: str, position: int | None) -> InvalidContentQuery:
+    """The error about a pattern or a path, with the character at which it is wrong, counted from 0, where known."""
+    if position is None:
+        return InvalidContentQuery(text)
+    return InvalidContentQuery(f"{text} (at character {position})", position=position)
+
+
 def _check_pattern(kind: str, pattern: Any) -> None:
     if not isinstance(pattern, str) or not pattern:
         raise InvalidContentQuery(f"{kind} is a text that is not empty, not {shown(pattern)}")

@@ -6,6 +6,7 @@ from typing import Any
 
 from headrace.model.arguments import shown
 from headrace.model.content.budget import Evaluation, OverBudget
+from headrace.model.content.query import query_error
 from headrace.model.errors import ContentSupportMissing, InvalidContentQuery
 from headrace.model.limits import CONTENT_PROGRAM_MAX, CONTENT_STEPS_MAX
 
@@ -38,7 +39,8 @@ class RegularExpression:
         except re2.error as error:
             reason = error.args[0] if error.args else error
             told = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-            raise InvalidContentQuery(f"{shown(pattern)} is no regular expression of RE2: {told}") from error
+            text = f"{shown(pattern)} is no regular expression of RE2: {told}"
+            raise query_error(text, _position(pattern, told)) from error
         self.size: int = self._compiled.programsize
         if self.size > CONTENT_PROGRAM_MAX:
             raise InvalidContentQuery(
@@ -80,6 +82,13 @@ def compile_from_message(pattern: str, evaluation: Evaluation) -> RegularExpress
     if len(pattern) > _MESSAGE_PATTERN_CHARS_MAX:
         raise OverBudget
     return _remembered(pattern)
+
+
+def _position(pattern: str, told: str) -> int | None:
+    """Where in the pattern the part is that RE2 complains about; None if it names none."""
+    _, colon, part = told.partition(": ")
+    found = pattern.find(part) if colon else pattern.rfind("\\")
+    return found if found >= 0 else None
 
 
 def _translate(pattern: str) -> str:

@@ -1,6 +1,6 @@
 """Reads a topic's archive and log as one source: the archive supplies the offsets before the start of the log."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.model.batch import FLAG_COMPACTED, Batch, encode, gap
@@ -46,7 +46,14 @@ class ArchivedSource:
     def topic(self, name: str) -> TopicState:
         """Return the current state of a topic, with partitions that begin where their archives do."""
         # Read the log's state before the manifest: messages are in the manifest before the log drops them.
-        state = self._states[name] = self.log.topic(name)
+        return self._with_archive(self.log.topic(name))
+
+    def caught_up(self, name: str, offsets: Mapping[int, int]) -> TopicState:
+        """Return the state of a topic when its partitions reach to these offsets, as they did; or after a while."""
+        return self._with_archive(self.log.caught_up(name, offsets))
+
+    def _with_archive(self, state: TopicState) -> TopicState:
+        self._states[state.name] = state
         self.manifest.refresh()
         partition_archives = self.manifest.partition_archives(state.id)
         spans = {number: _extended(span, partition_archives.get(number)) for number, span in state.spans.items()}

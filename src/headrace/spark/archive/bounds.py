@@ -55,7 +55,7 @@ def archive_refusal(info: TopicInfo) -> str | None:
 
 def checked_age(info: TopicInfo, older_than_s: float) -> float:
     """Return the minimum age of messages to archive, raised for topics that do not sync each message."""
-    synced = topic_settings(info.settings).durability is Durability.SYNCED
+    synced = topic_settings(info.settings).durability >= Durability.SYNCED
     return older_than_s if synced else max(older_than_s, UNSYNCED_AGE_S)
 
 

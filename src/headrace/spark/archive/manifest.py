@@ -7,10 +7,11 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from headrace.model.batch import Batch
-from headrace.model.errors import CorruptFile, TopicNotFound, UnsupportedFormat
+from headrace.model.errors import CorruptFile, Forbidden, TopicNotFound, UnsupportedFormat
+from headrace.model.system_topics import ARCHIVE_TOPIC
 from headrace.spark.source.planning import TopicState
 
-MANIFEST_TOPIC = "headrace.archive"
+MANIFEST_TOPIC = ARCHIVE_TOPIC
 FORMAT = 1
 
 
@@ -149,6 +150,11 @@ class Manifest:
         except TopicNotFound:
             self._forget(0)
             return
+        except Forbidden as error:  # not the same as no archive: messages would be missing without a word
+            raise Forbidden(
+                f"{error}, where archived messages are listed: an administrator can grant it "
+                f"(consume:topic:{MANIFEST_TOPIC}), or read without archived messages (option archive=false)"
+            ) from error
         if state.id != self._topic_id:
             self._forget(state.id)
         span = state.spans[0]

@@ -22,6 +22,8 @@ _LOCK = "driver.lock"
 _DRIVER = "driver.json"
 _LOG = "log"
 _RECORD = "record.json"
+_SHARDS = "shards"
+"""The folder of a node's directory that has the replicas."""
 _LOOK_EVERY_S = 0.1
 
 
@@ -166,22 +168,38 @@ def this_driver() -> DriverProcess:
 
 
 def home_of(info: BrokerInfo, address: str, environ: Mapping[str, str]) -> Path:
-    """Return the directory of a broker's pipelines: in its data directory if that is local, else in the user's."""
+    """Return the directory of a broker's pipelines: in its data directory if that is local, else in the user's.
+
+    The data directory of a node of a cluster is a replica that is compared with the store, and another node may serve
+    tomorrow: nothing else belongs there.
+    """
     data, tenant = Path(info.data), parse_address(address).tenant
     folder = f"{PIPELINES}@{tenant}" if tenant else PIPELINES  # tenants may have pipelines of the same name
-    if is_here(address) and (data / "broker" / "journal").is_dir() and os.access(data, os.W_OK):
+    is_usable = (data / "broker" / "journal").is_dir() and os.access(data, os.W_OK) and not is_replica(data)
+    if is_here(address) and is_usable:
         return data / folder
     state = environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return Path(state) / "headrace" / folder / info.broker_id
 
 
-def is_here(address: str) -> bool:
-    """Return whether an address is on this machine.
+def is_replica(data: Path) -> bool:
+    """Return whether a data directory is that of a shard, in the directory of a node.
 
-    >>> is_here("headrace://127.0.0.1:7390"), is_here("headrace://192.0.2.7:7390")
+    >>> is_replica(Path("/var/lib/headrace/shards/000")), is_replica(Path("/var/lib/headrace"))
     (True, False)
     """
+    return data.parent.name == _SHARDS and data.name.isdecimal()
+
+
+def is_here(address: str) -> bool:
+    """Return whether an address is on this machine; one of several hosts is not, as the broker moves between them.
+
+    >>> is_here("headrace://127.0.0.1:7390"), is_here("headrace://192.0.2.7:7390"), is_here("headrace://localhost,a")
+    (True, False, False)
+    """
     target = parse_address(address)
+    if target.others:
+        return False
     if target.path or target.host in ("localhost", socket.gethostname()):
         return True
     try:

@@ -1,5 +1,6 @@
 """Validates the options and columns of the sink when a query is planned."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -20,11 +21,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from headrace.client.connection.addresses import DEFAULT_ADDRESS, parse_address
+from headrace.client.connection.addresses import DEFAULT_ADDRESS
 from headrace.model.errors import InvalidArgument
 from headrace.model.topic import parse_topic
+from headrace.spark.tls_options import TLS_NAMES, TOKEN_NAMES, address_with_tls, given_token
 
-_NAMES = ("address", "topic", "timeout", "txnAppId", "txnVersion")
+_NAMES = ("address", *TLS_NAMES, *TOKEN_NAMES, "topic", "timeout", "txnAppId", "txnVersion")
 _SPARKS = ("checkpointlocation", "queryname")
 """Spark's own options, which it passes to every sink."""
 _APP_CHARS_MAX = 150
@@ -48,14 +50,15 @@ class SinkOptions:
     """The application's id for idempotent batch writes; empty if writes are not idempotent."""
     version: int = 0
     """The number of the application's batch write."""
+    token: str = dataclasses.field(default="", repr=False)
+    """The token to authenticate with; never shown."""
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
     """Validate a user's options; raises InvalidArgument."""
     _check_names(given)
     plain = {name.lower(): value for name, value in given.items()}
-    address, topic = plain.get("address", DEFAULT_ADDRESS), plain.get("topic", "")
-    parse_address(address)
+    address, topic = address_with_tls(plain), plain.get("topic", "")
     if "topic" in plain:
         parse_topic(topic)
     if ("txnappid" in plain) != ("txnversion" in plain):
@@ -63,7 +66,7 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     app_id = plain.get("txnappid", "")
     if "txnappid" in plain and not (0 < len(app_id) <= _APP_CHARS_MAX and app_id.isprintable() and "/" not in app_id):
         raise InvalidArgument(f"the option txnAppId has 1 to {_APP_CHARS_MAX} printable characters, and no slash")
-    return SinkOptions(address, topic, _timeout(plain), app_id, _version(plain))
+    return SinkOptions(address, topic, _timeout(plain), app_id, _version(plain), given_token(plain))
 
 
 def checked_columns(schema: StructType, options: SinkOptions) -> dict[str, int]:
@@ -127,7 +130,9 @@ def _check_names(given: Mapping[str, str]) -> None:
         if name.lower() in known or name.lower() in _SPARKS:
             continue
         if name.lower() == "kafka.bootstrap.servers":
-            raise InvalidArgument('instead of kafka.bootstrap.servers give option("address", "headrace://host:port")')
+            raise InvalidArgument(
+                'instead of kafka.bootstrap.servers give option("address", "headrace://host:port,host:port")'
+            )
         if name.lower() == "path":
             raise InvalidArgument('the sink writes to a broker: give option("topic", ...), and no path')
         near = get_close_matches(name.lower(), known, 1)

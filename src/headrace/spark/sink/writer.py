@@ -10,7 +10,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from headrace.client._sync.bus import Bus, connect
+from headrace.client._sync.bus import Bus
+from headrace.client._sync.connecting import connect
 from headrace.model.errors import HeadraceError, InvalidArgument, TransactionFenced
 from headrace.spark.sink.options import SinkOptions, checked_columns, sink_options
 from headrace.spark.sink.topic_batches import TopicBatches
@@ -99,7 +100,8 @@ class _Sink:
             logger.info("abort failed; the broker aborts at its timeout  transaction=%s error=%s", transaction, error)
 
     def _connect(self, timeout: float) -> Bus:
-        return connect(self._options.address, name=_CLIENT, timeout=timeout, wait=timeout)
+        token = self._options.token or None
+        return connect(self._options.address, name=_CLIENT, timeout=timeout, wait=timeout, token=token)
 
 
 class HeadraceArrowWriter(DataSourceArrowWriter):

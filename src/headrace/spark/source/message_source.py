@@ -2,11 +2,13 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from headrace.client._sync.bus import Bus, connect
+from headrace.client._sync.bus import Bus
+from headrace.client._sync.connecting import connect
 from headrace.model.batch import Batch
 from headrace.model.errors import CorruptBatch, InvalidArgument, LogNotFound, OffsetOutOfRange, TopicNotFound
 from headrace.model.middleware import may_deliver
@@ -20,6 +22,10 @@ from headrace.storage.runtime import StorageRuntime
 
 _FETCH_BYTES = 4 << 20
 _CLIENT = "spark"
+_STALE_S = 15.0
+"""How long to wait for offsets that a cluster had, and a node lacks: one that another has replaced while it was paused
+or cut off serves an earlier state for some seconds, until it finds out."""
+_LOOK_AGAIN_S = 0.1
 
 
 class MessageSource(Protocol):
@@ -30,6 +36,9 @@ class MessageSource(Protocol):
 
     def topic(self, name: str) -> TopicState:
         """Return the current state of a topic; raises TopicNotFound."""
+
+    def caught_up(self, name: str, offsets: Mapping[int, int]) -> TopicState:
+        """Return the state of a topic when its partitions reach to these offsets, as they did; or after a while."""
 
     def at_time(self, name: str, time_us: int) -> dict[int, int]:
         """Return for each partition the offset of the first message at or after a time."""
@@ -46,23 +55,26 @@ class MessageSource(Protocol):
 
 def open_source(options: SourceOptions) -> MessageSource:
     """Open the source that the options name."""
-    log = FileSource(options.path) if options.path else BrokerSource(options.address, options.timeout)
+    log = FileSource(options.path) if options.path else BrokerSource(options.address, options.timeout, options.token)
     return ArchivedSource(log) if options.archive else log
 
 
 class BrokerSource:
     """A broker, reached by the native protocol; connects on first use."""
 
-    def __init__(self, address: str, timeout: float) -> None:
+    def __init__(self, address: str, timeout: float, token: str = "") -> None:
         self._address = address
         self._timeout = timeout
+        self._token = token
         self._connected: Bus | None = None
 
     @property
     def bus(self) -> Bus:
         """The connection."""
         if self._connected is None:
-            self._connected = connect(self._address, name=_CLIENT, timeout=self._timeout, wait=self._timeout)
+            self._connected = connect(
+                self._address, name=_CLIENT, timeout=self._timeout, wait=self._timeout, token=self._token or None
+            )
         return self._connected
 
     def names(self) -> list[str]:
@@ -75,6 +87,16 @@ class BrokerSource:
         spans = {one.partition: OffsetSpan(one.first_offset, one.next_offset, one.bytes) for one in info.partitions}
         return TopicState(name, info.id, spans)
 
+    def caught_up(self, name: str, offsets: Mapping[int, int]) -> TopicState:
+        """Return the state of a topic; in a cluster when its partitions reach to these offsets, or after a while."""
+        deadline = time.monotonic() + min(self._timeout, _STALE_S)
+        while True:
+            state = self.topic(name)
+            is_behind = any(number in state.spans and state.spans[number].end < at for number, at in offsets.items())
+            if not is_behind or not self.bus._broker.is_cluster or time.monotonic() >= deadline:
+                return state
+            time.sleep(_LOOK_AGAIN_S)
+
     def at_time(self, name: str, time_us: int) -> dict[int, int]:
         """Return for each partition the offset of the first message at or after a time."""
         return self.bus.offsets(name, time_us)
@@ -82,7 +104,7 @@ class BrokerSource:
     def batches(self, name: str, partition: int, start: int, end: int) -> Iterator[Batch]:
         """Yield the batches with these offsets."""
         while start < end:
-            found = self.bus.fetch(name, partition, start, bytes_max=_FETCH_BYTES)
+            found = self._fetched(name, partition, start, end)
             if not found:
                 return  # all messages up to the end have expired
             for batch in found:
@@ -90,6 +112,19 @@ class BrokerSource:
                     return
                 start = batch.next_offset
                 yield batch
+
+    def _fetched(self, name: str, partition: int, start: int, end: int) -> list[Batch]:
+        """Fetch the next batches of a range that was planned; none if all messages up to its end have expired."""
+        try:
+            if found := self.bus.fetch(name, partition, start, bytes_max=_FETCH_BYTES):
+                return found
+        except OffsetOutOfRange:
+            if not self.bus._broker.is_cluster:
+                raise
+        last = self.caught_up(name, {partition: end}).spans.get(partition, OffsetSpan(0, 0)).end
+        if last < end:
+            raise OffsetOutOfRange(f"{name}[{partition}] ends at offset {last}, and had {end} when this was planned")
+        return self.bus.fetch(name, partition, start, bytes_max=_FETCH_BYTES)
 
     def commit(self, group: str, positions: dict[tuple[str, int], int], /) -> None:
         """Commit the positions of a reader as a group, for monitoring."""
@@ -131,6 +166,10 @@ class FileSource:
             reader = self._reader(directory, anew=True)
             spans[number] = OffsetSpan(reader.first_offset, reader.next_offset, reader.size_bytes)
         return TopicState(name, topic.id, spans)
+
+    def caught_up(self, name: str, offsets: Mapping[int, int]) -> TopicState:  # noqa: ARG002
+        """Return the state of a topic: files have only one."""
+        return self.topic(name)
 
     def at_time(self, name: str, time_us: int) -> dict[int, int]:
         """Return for each partition the offset of the first message at or after a time."""

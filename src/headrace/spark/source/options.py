@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from headrace.client.connection.addresses import DEFAULT_ADDRESS, parse_address
+from headrace.client.connection.addresses import DEFAULT_ADDRESS
 from headrace.model.errors import InvalidArgument
+from headrace.spark.tls_options import TLS_NAMES, TOKEN_NAMES, address_with_tls, given_token
 
 DEFAULT_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
 MORE_COLUMNS = ("headers", "due", "priority", "expires")
@@ -19,6 +20,8 @@ EARLIEST, LATEST = -2, -1
 
 _NAMES = (
     "address",
+    *TLS_NAMES,
+    *TOKEN_NAMES,
     "path",
     "timeout",
     "subscribe",
@@ -91,16 +94,18 @@ class SourceOptions:
     """Whether reads include archived messages that the log no longer has."""
     view: str = ""
     subscription: str = "default"
+    token: str = field(default="", repr=False)
+    """The token to authenticate with; never shown."""
 
 
 def source_options(given: Mapping[str, str]) -> SourceOptions:
     """Validate a user's options; raises InvalidArgument."""
     plain = {name.lower(): value for name, value in given.items()}
     _check_names(given)
-    path, address = plain.get("path", ""), plain.get("address", DEFAULT_ADDRESS)
+    path = plain.get("path", "")
     if path and "address" in plain:
         raise InvalidArgument("give either `address`, a broker's, or `path`, a data directory's; not both")
-    parse_address(address)
+    address = address_with_tls(plain)
     topics, pattern, assigned = _chosen(plain)
     view = _one_of(plain, "view", ("", *VIEWS), "")
     if view and path:
@@ -126,6 +131,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         archive=_flag(plain, "archive", True),
         view=view,
         subscription=plain.get("subscription", "default"),
+        token=given_token(plain),
     )
 
 
@@ -134,7 +140,9 @@ def _check_names(given: Mapping[str, str]) -> None:
         if name.lower() in _LOWER:
             continue
         if name.lower() == "kafka.bootstrap.servers":
-            raise InvalidArgument('instead of kafka.bootstrap.servers give option("address", "headrace://host:port")')
+            raise InvalidArgument(
+                'instead of kafka.bootstrap.servers give option("address", "headrace://host:port,host:port")'
+            )
         near = get_close_matches(name.lower(), _LOWER, 1)
         hint = f"; is {_LOWER[near[0]]} meant?" if near else f"; there are {', '.join(_NAMES)}"
         raise InvalidArgument(f"the source has no option {name}{hint}")

@@ -58,7 +58,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """Return the end offsets of the next trigger."""
-        topics = self._topics()
+        topics = [self._caught_up(start, topic) for topic in self._topics()]
         self._check_same(start, topics)
         ranges = []
         for topic in topics:
@@ -146,6 +146,18 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             for state in states
         ]
+
+    def _caught_up(self, start: Mapping[str, Any], topic: TopicState) -> TopicState:
+        """Return the state of a topic once it has what the query has read; a node of a cluster may not know it yet."""
+        began = start.get(topic.name, {})
+        offsets = began["offsets"] if began.get("id") == topic.id else {}
+        read = {int(number): offset for number, offset in offsets.items() if int(number) in topic.spans}
+        if all(topic.spans[number].end >= offset for number, offset in read.items()):
+            return topic
+        now = self._source.caught_up(topic.name, read)
+        return TopicState(
+            topic.name, now.id, {number: now.spans.get(number, span) for number, span in topic.spans.items()}
+        )
 
     def _is_there(self, name: str) -> bool:
         try:

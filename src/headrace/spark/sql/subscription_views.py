@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from headrace.client._sync.bus import connect
+from headrace.client._sync.connecting import connect
 from headrace.model.errors import InvalidArgument
 from headrace.model.headers import Headers, header_pairs, header_text
 from headrace.model.leasing import OWNER_HEADER
@@ -236,7 +236,8 @@ def _pages(queue: "Queue", options: SourceOptions) -> Iterator[list["PendingMess
 
 
 def _connected(options: SourceOptions) -> Any:
-    return connect(options.address, name=_CLIENT, timeout=options.timeout, wait=options.timeout)
+    token = options.token or None
+    return connect(options.address, name=_CLIENT, timeout=options.timeout, wait=options.timeout, token=token)
 
 
 def _check(options: SourceOptions) -> None:

@@ -17,7 +17,8 @@ class AsyncLogLevelAdmin:
         >>> await bus.logging.reset()
     """
 
-    def __init__(self, broker: AsyncReconnectingConnection) -> None:
+    def __init__(self, bus: object, broker: AsyncReconnectingConnection) -> None:
+        self._bus = bus  # it closes its connections when nobody holds it
         self._broker = broker
 
     async def set(

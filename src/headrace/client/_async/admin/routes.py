@@ -34,7 +34,8 @@ class AsyncRoutes:
         ['billing', 'shipping']
     """
 
-    def __init__(self, broker: AsyncReconnectingConnection) -> None:
+    def __init__(self, bus: object, broker: AsyncReconnectingConnection) -> None:
+        self._bus = bus  # it closes its connections when nobody holds it
         self._broker = broker
 
     async def add(

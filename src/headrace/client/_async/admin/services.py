@@ -38,7 +38,8 @@ class AsyncServices:
         ['billing']
     """
 
-    def __init__(self, registrations: AsyncServiceRegistrations) -> None:
+    def __init__(self, bus: object, registrations: AsyncServiceRegistrations) -> None:
+        self._bus = bus  # it closes its connections when nobody holds it
         self._registrations = registrations
         self._broker = registrations.broker
 

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from headrace.client._async.app.error_reporter import AsyncErrorReporter
 from headrace.client._async.app.handler_workers import AsyncHandlerWorkers
 from headrace.client._async.app.task import AsyncAppTask
-from headrace.client._async.bus import AsyncBus, connect_async
+from headrace.client._async.bus import AsyncBus
 from headrace.client._async.concurrency import HandlerExecutor, Lock, Monitor, now, stopped_by_signals
+from headrace.client._async.connecting import connect_async
 from headrace.client._async.subjects.responder import AsyncResponder
 from headrace.client.app.registration import (
     Registered,

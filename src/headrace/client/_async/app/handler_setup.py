@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING
 
 from headrace.client.app.registration import Registered
+from headrace.model.errors import SubscriptionNotFound
+from headrace.model.leasing import SubscriptionInfo
 from headrace.model.schedule_requests import ScheduleDefinition
 
 if TYPE_CHECKING:
@@ -16,11 +18,19 @@ async def set_up(bus: "AsyncBus", wanted: Registered) -> None:
     """
     if wanted.definition is not None:
         await _set_up_schedule(bus, wanted.topic, wanted.definition)
-    info = await bus.create_subscription(
-        wanted.topic, wanted.subscription, exist_ok=True, create=False, **wanted.settings
-    )
+    info = await _subscription(bus, wanted)
     if any(info.settings.get(name) != value for name, value in wanted.settings.items()):
         await bus.alter_subscription(wanted.topic, wanted.subscription, **wanted.settings)
+
+
+async def _subscription(bus: "AsyncBus", wanted: Registered) -> SubscriptionInfo:
+    """The handler's subscription, created if it does not exist: only that needs the right to create it."""
+    try:
+        return await bus.describe_subscription(wanted.topic, wanted.subscription)
+    except SubscriptionNotFound:
+        return await bus.create_subscription(
+            wanted.topic, wanted.subscription, exist_ok=True, create=False, **wanted.settings
+        )
 
 
 async def _set_up_schedule(bus: "AsyncBus", topic: str, rule: ScheduleDefinition) -> None:

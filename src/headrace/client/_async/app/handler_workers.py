@@ -11,6 +11,7 @@ from headrace.client._async.leasing.acknowledger import AsyncUnansweredAcks
 from headrace.client._async.leasing.prefetch import AsyncPrefetcher
 from headrace.client.app.handler_results import Reject, Retry
 from headrace.client.app.registration import Registered
+from headrace.client.connection.token_source import is_refusal
 from headrace.client.job_results import fitting_result, reply_id, result_batch
 from headrace.client.leasing.deserializing import JobDeserializer, told
 from headrace.client.leasing.jobs import Job, holdings_of
@@ -92,11 +93,17 @@ class AsyncHandlerWorkers:
     async def _recover(self, error: HeadraceError) -> None:
         """Set up the handler again after a refused lease, as its topic may have been deleted, recreated or repaired."""
         topic = self._wanted.topic
+        if is_refusal(error):
+            self._on_fatal(error)
+            return
         try:
             await set_up(self._bus, self._wanted)
         except TopicNotFound as missing:
             self._report_missing(missing)
         except HeadraceError as failure:
+            if is_refusal(failure):
+                self._on_fatal(failure)
+                return
             logger.warning("handler setup failed; retrying  topic=%s error=%s", topic, failure)
         else:
             if not isinstance(error, TopicNotFound | SubscriptionNotFound):
@@ -116,6 +123,9 @@ class AsyncHandlerWorkers:
             try:
                 job = await self._prefetch.take()
             except HeadraceError as error:
+                if is_refusal(error):
+                    self._on_fatal(error)
+                    return
                 logger.warning("lease failed; retrying  topic=%s error=%s", self._wanted.topic, error)
                 continue
             if job is None:

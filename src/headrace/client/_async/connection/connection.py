@@ -4,11 +4,13 @@ import asyncio
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from headrace.client._async.concurrency import ResultCell
 from headrace.client.connection import fork_guard
 from headrace.client.connection.addresses import Address, Target, unreachable
 from headrace.client.connection.clock import Clock, monotonic_us
+from headrace.client.connection.http_upgrade import HttpUpgrade
 from headrace.client.connection.request_router import (
     RECEIVE_AT_ONCE_BYTES,
     AwaitedAnswer,
@@ -16,7 +18,9 @@ from headrace.client.connection.request_router import (
     LateCallback,
     RequestRouter,
 )
-from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
+from headrace.client.connection.tls import client_context, server_name
+from headrace.client.connection.tls_errors import connect_failed, connection_broken
+from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument, Timeout, TlsFailed
 from headrace.model.request import AnswerType, Request
 from headrace.wire.frames import Frames, Memory
 from headrace.wire.native import Hello
@@ -66,9 +70,12 @@ class Connection(RequestRouter, asyncio.BufferedProtocol):
         except TimeoutError as error:
             connection.end()
             raise ConnectionFailed(unreachable(target, f"no answer within {timeout:.3g} s")) from error
+        except (InvalidArgument, TlsFailed):
+            connection.end()
+            raise
         except (OSError, ValueError) as error:  # a ValueError: a name that no host can have
             connection.end()
-            raise ConnectionFailed(unreachable(target, error)) from error
+            raise connect_failed(target, error) from error
         except BaseException:
             connection.end()
             raise
@@ -144,7 +151,8 @@ class Connection(RequestRouter, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection is there."""
-        self._gathers = sys.version_info >= (3, 12) or not isinstance(transport, asyncio.Transport)
+        with_tls = transport.get_extra_info("ssl_object") is not None  # each piece would be a record of its own
+        self._gathers = not with_tls and (sys.version_info >= (3, 12) or not isinstance(transport, asyncio.Transport))
         self._transport = transport  # type: ignore[assignment]  # uvloop's is no subclass of asyncio's
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -160,9 +168,17 @@ class Connection(RequestRouter, asyncio.BufferedProtocol):
         except HeadraceError as error:
             self.end(error)
 
+    def feed(self, data: bytes) -> None:
+        """Take bytes that came before the connection had the transport."""
+        try:
+            for come in self._frames.feed(data):
+                self.arrived(come)
+        except HeadraceError as error:
+            self.end(error)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
-        self._lost(ConnectionFailed(f"the connection to the broker broke: {exc or 'the broker closed it'}"))
+        self._lost(connection_broken(exc or "the broker closed it"))
         self._gone.resolve(None)
 
     def eof_received(self) -> bool:
@@ -175,7 +191,21 @@ class Connection(RequestRouter, asyncio.BufferedProtocol):
         elif target.path:
             await self._loop.create_unix_connection(lambda: self, target.path)
         else:
-            await self._loop.create_connection(lambda: self, target.host, target.port)
+            await self._connect_to_host(target)
+
+    async def _connect_to_host(self, target: Address) -> None:
+        """Connect to a host, with TLS or without, and by way of HTTP if the address says so."""
+        security: dict[str, Any] = {}
+        if target.has_tls:  # its context reads files, and the CAs of the system are many
+            context = await asyncio.to_thread(client_context, target)
+            security = {"ssl": context, "server_hostname": server_name(target)}
+        if target.upgrades:
+            _, upgrading = await self._loop.create_connection(
+                lambda: _UpgradingProtocol(target), *target[:2], **security
+            )
+            await upgrading.finish(self)
+        else:
+            await self._loop.create_connection(lambda: self, *target[:2], **security)
 
     def _flush(self) -> None:
         if self._before_flush:
@@ -198,6 +228,59 @@ class Connection(RequestRouter, asyncio.BufferedProtocol):
         if not self.closed:
             self.lose(error)
             self._on_lost(self, error)
+
+
+class _UpgradingProtocol(asyncio.Protocol):
+    """Switches a connection from HTTP to the native protocol."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, address: Address) -> None:
+        self._upgrade = HttpUpgrade(address)
+        self._rest: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        """What comes behind the switch."""
+
+    async def finish(self, connection: Connection) -> None:
+        """Wait for the switch, and let the connection go on."""
+        try:
+            rest = await self._rest
+            if self._transport.is_closing():
+                raise ConnectionResetError("the server closed the connection")
+        except BaseException:
+            self._transport.abort()
+            raise
+        connection.connection_made(self._transport)
+        self._transport.set_protocol(connection)
+        connection.feed(rest)
+        self._transport.resume_reading()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask for the native protocol."""
+        self._transport = transport  # type: ignore[assignment]  # uvloop's is no subclass of asyncio's
+        self._transport.write(self._upgrade.request())
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of the answer."""
+        if self._rest.done():
+            return
+        try:
+            rest = self._upgrade.receive(data)
+        except HeadraceError as error:
+            self._rest.set_exception(error)
+            return
+        if rest is not None:
+            self._transport.pause_reading()  # until the connection has the transport
+            self._rest.set_result(rest)
+
+    def eof_received(self) -> bool:
+        """The server sends no more."""
+        self.data_received(b"")
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection broke before it was switched."""
+        if not self._rest.done():
+            self._rest.set_exception(exc or ConnectionResetError("the server closed the connection"))
 
 
 def _joined(parts: list[Bytes]) -> Iterator[Bytes]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from copy import copy
 from functools import partial
 
 from headrace.client._async.concurrency import ResultCell, Timers, now
@@ -61,6 +62,11 @@ class AsyncGroupMembership:
         """Before the broker goes: commit, so that nothing is delivered twice."""
         if self._auto_commit:
             self.commit_nowait(_heed)
+
+    def connection_refused(self, error: HeadraceError) -> None:
+        """The broker does not accept this client any more: whoever takes a batch, or commits, is told."""
+        self.joined.fail(error)  # without effect once it has joined
+        self._fetcher.connection_refused(error)
 
     def held(self) -> list[PartitionReader]:
         """Return the readers of partitions that are assigned, or revoked and not released yet."""
@@ -122,6 +128,8 @@ class AsyncGroupMembership:
         """Wait until the member has joined over the present connection."""
         with self._guard:
             while not self._ready or self._connection is None or self._connection.closed:
+                if self._fetcher.refusal is not None:
+                    raise copy(self._fetcher.refusal)
                 if not await self._fetcher.monitor.wait(deadline - now()):
                     raise Timeout(f"the group {self.group} could not be joined again in time")
 

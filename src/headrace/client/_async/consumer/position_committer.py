@@ -1,7 +1,10 @@
 """Commits the positions of a member of a group: now and then, or at once with the broker's answer."""
 
-from headrace.client._async.concurrency import ResultCell, Timer, Timers, now
+from headrace.client._async.concurrency import Monitor, ResultCell, Timer, Timers, now
 from headrace.client._async.consumer.group_membership import AsyncGroupMembership
+from headrace.client.connection.backoff import Backoff
+from headrace.client.connection.endpoints import CLUSTER_BACKOFF_S
+from headrace.client.connection.retrying import REPEATED
 from headrace.model.errors import ConnectionFailed, HeadraceError, MemberFenced, UnknownMember
 
 
@@ -12,6 +15,7 @@ class AsyncPositionCommitter:
         self._membership = membership
         self._timers = timers
         self._timer: Timer | None = None
+        self._monitor = Monitor()
         self._stopped = False
 
     def start(self, interval_s: float) -> None:
@@ -35,12 +39,16 @@ class AsyncPositionCommitter:
         membership = self._membership
         wanted = [reader for reader in membership.held() if reader.done > reader.committed]
         error: HeadraceError | None = ConnectionFailed()
+        backoff = Backoff()
         while error is not None:
             outcome: ResultCell[HeadraceError | None] = ResultCell()
             membership.commit_nowait(outcome.resolve, surely=True)
             error = await outcome.wait(max(deadline - now(), 0.001))
             if isinstance(error, ConnectionFailed | MemberFenced | UnknownMember) and now() < deadline:
                 await membership.rejoined(deadline)  # partitions that are still assigned then are committed again
+            elif isinstance(error, REPEATED) and now() < deadline:
+                with self._monitor.guard:
+                    await self._monitor.wait(min(backoff.next_s(), CLUSTER_BACKOFF_S, max(deadline - now(), 0.001)))
             elif error is not None:
                 raise error
         lost = [f"{reader.topic}[{reader.partition}]" for reader in wanted if reader.committed < reader.done]

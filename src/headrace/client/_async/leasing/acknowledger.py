@@ -11,10 +11,11 @@ from headrace.client._async.concurrency import Guard, Monitor, ResultCell, Timer
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
 from headrace.client.connection.clock import Clock
 from headrace.client.connection.request_router import Bytes
+from headrace.client.connection.retrying import IN_DOUBT, REPEATED
 from headrace.client.leasing.held_leases import NEVER_US, HeldLeases
 from headrace.client.leasing.jobs import Job, holding_of, holdings_of, in_requests
 from headrace.model.batch import Batch
-from headrace.model.errors import Busy, ConnectionFailed, Draining, HeadraceError, InvalidArgument
+from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.job_requests import JobFinish
 from headrace.model.leasing import Ack, Extend, Holding, LeasedPortion, Refusal, Reject, Release, Settlement
 from headrace.model.request import Request
@@ -274,8 +275,8 @@ class AsyncAcknowledger:
         answer: Any,
         _body: Bytes,
     ) -> None:
-        if isinstance(answer, ConnectionFailed | Busy | Draining) and now() < deadline:
-            lost = isinstance(answer, ConnectionFailed)
+        if isinstance(answer, REPEATED) and now() < deadline:
+            lost = isinstance(answer, IN_DOUBT)
             spawn("settle", self._repeat, head, body, settled, watched, after, deadline, lost)
         else:
             self._over(head, settled, watched, after, answer)

@@ -9,9 +9,10 @@ from headrace.client._async.concurrency import ResultCell, now, spawn
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
 from headrace.client._async.leasing.acknowledger import AsyncAcknowledger
 from headrace.client.connection.request_router import Bytes
+from headrace.client.connection.retrying import REPEATED
 from headrace.client.leasing.jobs import Job, holdings_of, leased_jobs
 from headrace.model.arguments import shown
-from headrace.model.errors import Busy, ConnectionFailed, Draining, HeadraceError, InvalidArgument
+from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.leasing import Lease, Leased, Release
 from headrace.model.limits import LEASE_MESSAGES_MAX
 
@@ -153,7 +154,7 @@ class AsyncLeaseRequester:
                 self._over(terms, asks, error, b"")
 
     def _told(self, terms: _Terms, asks: list[AsyncLeaseWaiter], head: Lease, answer: Any, body: Bytes) -> None:
-        if isinstance(answer, ConnectionFailed | Busy | Draining) and now() < max(ask.deadline for ask in asks):
+        if isinstance(answer, REPEATED) and now() < max(ask.deadline for ask in asks):
             spawn("lease", self._repeat, terms, asks, head)
         else:
             self._over(terms, asks, answer, body)

@@ -3,6 +3,7 @@
 import logging
 import weakref
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,8 @@ class AsyncPrefetcher:
         self._at_a_stretch = 0
         """Messages that were taken without waiting."""
         self._error: HeadraceError | None = None
+        self._refusal: HeadraceError | None = None
+        """Why the broker does not accept this client; until it does again."""
         self._backoff = Backoff()
         self._pausing = False
         self._too_late = False
@@ -173,7 +176,7 @@ class AsyncPrefetcher:
         self.stopped = self.disowned = True
         self._buffer = PrefetchBuffer()
         self._tokens = set()
-        self._broker = self._connection = self._error = self._standing = None
+        self._broker = self._connection = self._error = self._refusal = self._standing = None
         self._opening = False
 
     # Notifications of the connection.
@@ -182,12 +185,19 @@ class AsyncPrefetcher:
         """After a reconnect: open the request on the new connection."""
         with self.monitor.guard:
             self._connection = connection
+            self._refusal = None
             self._standing, self._opening = None, False
             self._ask()
         connection.flush()
 
     def connection_drains(self) -> None:
         """The broker drains; messages that it has delivered stay leased."""
+
+    def connection_refused(self, error: HeadraceError) -> None:
+        """The broker does not accept this client any more: whoever takes a message is told."""
+        with self.monitor.guard:
+            self._refusal = error
+            self.monitor.notify()
 
     # Taking.
 
@@ -198,6 +208,8 @@ class AsyncPrefetcher:
                 raise error
             if self.stopped:
                 return None
+            if self._refusal is not None:
+                raise copy(self._refusal)
             if self._at_a_stretch >= _STRETCH_MAX:  # before it takes a message: a cancelled taker holds none
                 self._at_a_stretch = 0
                 await breathe()

@@ -83,7 +83,7 @@ class AsyncScheduled:
             StaleVersion: if somebody else changed the message since; nothing was changed.
             MessageLeased: if a worker has leased it; nothing was changed.
             MessageGone: if it is settled or deleted.
-            NotOwner: if it belongs to another producer group; nothing was changed.
+            NotOwner: if it belongs to another owner; nothing was changed.
 
         Example:
             >>> reminder = await bus.schedule("reminders", b"call ann", in_=3600)
@@ -114,7 +114,7 @@ class AsyncScheduled:
             StaleVersion: if somebody else changed the message since; nothing was changed.
             MessageLeased: if a worker has leased it; nothing was changed.
             MessageGone: if it is settled or deleted.
-            NotOwner: if it belongs to another producer group; nothing was changed.
+            NotOwner: if it belongs to another owner; nothing was changed.
 
         Example:
             >>> reminder = await bus.schedule("reminders", b"call ann", in_=3600)
@@ -138,7 +138,7 @@ class AsyncScheduled:
             StaleVersion: if somebody else changed the message since; nothing was changed.
             MessageLeased: if a worker has leased it; nothing was changed.
             MessageGone: if it is settled.
-            NotOwner: if it belongs to another producer group; nothing was changed.
+            NotOwner: if it belongs to another owner; nothing was changed.
 
         Example:
             >>> reminder = await bus.schedule("reminders", b"call ann", in_=3600)

@@ -126,7 +126,8 @@ class AsyncProducer:
             priority: as for `send`.
             expires: as for `send`.
             partition: as for `send`.
-            durability: what must be reached before the receipt: `memory`, `written` or `synced`; at least the topic's.
+            durability: what must be reached before the receipt: `memory`, `written`, `synced` or
+                `replicated`; at least the topic's.
             expected_offset: append only if the message gets this offset. Needs a partition, or a topic with only one.
             expected_version: append only if the key has so many messages; 0: it must be new. Needs a key, and a topic
                 with `key_versions`.

@@ -13,6 +13,7 @@ from headrace.client._async.consumer.subscription import AsyncSubscription
 from headrace.client._async.producer.metadata_cache import AsyncMetadataCache
 from headrace.client.connection import fork_guard
 from headrace.client.connection.request_router import Bytes
+from headrace.client.connection.retrying import REPEATED
 from headrace.client.producer.batch_split import (
     BatchPlan,
     CheckedColumns,
@@ -33,10 +34,8 @@ from headrace.client.producer.topic_metadata import (
 from headrace.model.arguments import checked_timeout, shown
 from headrace.model.batch import NO_PRODUCER, Batch
 from headrace.model.errors import (
-    Busy,
     Closed,
     ConnectionFailed,
-    Draining,
     HeadraceError,
     InvalidArgument,
     MessageTooLarge,
@@ -62,8 +61,6 @@ _BATCH_BYTES = 100_000
 _BATCH_COUNT = 1000
 _UNDER_WAY_MAX = 32
 _UNDER_WAY_BYTES_MAX = 16 << 20
-_AGAIN = (ConnectionFailed, Busy, Draining)
-"""Errors after which a batch can be staged again."""
 
 
 class _Staging:
@@ -616,7 +613,7 @@ class AsyncTransaction:
         staging = self._under_way[0]
         try:
             stage = await self._stage_number(staging, deadline)
-        except (Timeout, *_AGAIN):
+        except (Timeout, *REPEATED):
             raise
         except HeadraceError as error:
             self._fail(error)
@@ -630,7 +627,7 @@ class AsyncTransaction:
     async def _stage_number(self, staging: _Staging, deadline: float) -> int:
         try:
             return await staging.outcome.wait(max(deadline - now(), 0.001))
-        except _AGAIN:
+        except REPEATED:
             # If the first try did arrive after all it does no harm: the commit names those that count.
             answer = await self._broker.request(staging.head, staging.body, timeout=deadline - now())
             return answer.stage

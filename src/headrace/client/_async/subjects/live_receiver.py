@@ -3,13 +3,17 @@
 import contextlib
 import logging
 from collections import deque
+from copy import copy
+from functools import partial
 
-from headrace.client._async.concurrency import Monitor, ResultCell, now
+from headrace.client._async.concurrency import Monitor, ResultCell, Timers, now
 from headrace.client._async.connection.connection import Connection
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
+from headrace.client.connection.backoff import Backoff
 from headrace.client.connection.request_router import Bytes
+from headrace.client.connection.retrying import NEXT_CONNECTION, REPEATED
 from headrace.model.batch import Batch, parse
-from headrace.model.errors import ConnectionFailed, Draining, HeadraceError
+from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
 from headrace.model.requests import Done
 from headrace.model.subject_requests import (
     SubjectDelivery,
@@ -24,7 +28,9 @@ logger = logging.getLogger("headrace.client")
 class AsyncLiveReceiver:
     """Subscribes, again on each new connection, and keeps what is delivered until somebody takes it."""
 
-    def __init__(self, pattern: str, queue: str, buffer_messages: int, buffer_bytes: int) -> None:
+    def __init__(self, timers: Timers, pattern: str, queue: str, buffer_messages: int, buffer_bytes: int) -> None:
+        self._timers = timers
+        self._backoff = Backoff()
         self._pattern = pattern
         self._queue = queue
         self._buffer_messages = buffer_messages
@@ -35,6 +41,8 @@ class AsyncLiveReceiver:
         self._number: int | None = None
         self._subscribed: ResultCell[None] = ResultCell()
         self._error: HeadraceError | None = None
+        self._refusal: HeadraceError | None = None
+        """Why it has not been subscribed yet; it is tried again."""
         self._stopped = False
         self._batches: deque[tuple[str, Batch]] = deque()
         self._count = self._bytes = 0
@@ -43,10 +51,15 @@ class AsyncLiveReceiver:
         """Messages that were lost because they were not taken fast enough."""
 
     async def begin(self, broker: AsyncReconnectingConnection) -> None:
-        """Receive from now on; raises the broker's error if it refuses."""
+        """Receive from now on; raises the broker's error if it refuses, for good or until the time-out."""
         self._broker = broker
         broker.listen(self)
-        await self._subscribed.wait(broker.timeout)
+        try:
+            await self._subscribed.wait(broker.timeout)
+        except Timeout as error:
+            if self._refusal is None:
+                raise
+            raise copy(self._refusal) from error
 
     async def take(self, deadline: float | None) -> tuple[str, Batch] | None:
         """Wait for a batch, and take it with its subject; None at the deadline, and after `stop`."""
@@ -102,7 +115,13 @@ class AsyncLiveReceiver:
     def connection_up(self, connection: Connection) -> None:
         """Subscribe on a new connection."""
         with self._monitor.guard:
-            self._connection, self._number = connection, None
+            self._connection, self._number, self._error = connection, None, None
+        self._subscribe(connection)
+
+    def _subscribe(self, connection: Connection) -> None:
+        with self._monitor.guard:
+            if self._stopped or self._connection is not connection or connection.closed:
+                return
             connection.queue_request(
                 SubjectSubscribe(self._pattern, self._queue), b"", lambda answer, _: self._answered(connection, answer)
             )
@@ -110,6 +129,11 @@ class AsyncLiveReceiver:
 
     def connection_drains(self) -> None:
         """The broker drains; the subscription ends with the connection."""
+
+    def connection_refused(self, error: HeadraceError) -> None:
+        """The broker does not accept this client any more."""
+        self._subscribed.fail(error)  # without effect once it has subscribed
+        self.live_ended(error)
 
     def live_delivered(self, delivery: SubjectDelivery, body: Bytes) -> None:
         """Keep the messages of a delivery, as far as there is room; one batch always has."""
@@ -141,9 +165,13 @@ class AsyncLiveReceiver:
                 connection.request_nowait(SubjectUnsubscribe(answer.subscription), b"", _ignore)
             else:
                 connection.live[answer.subscription] = self
+            self._backoff.reset()
             self._subscribed.resolve(None)
-        elif isinstance(answer, ConnectionFailed | Draining):
-            logger.info("live subscription interrupted; subscribing again  pattern=%s", self._pattern)
+        elif isinstance(answer, REPEATED):
+            self._refusal = answer
+            logger.info("live subscription interrupted; subscribing again  pattern=%s error=%s", self._pattern, answer)
+            if not isinstance(answer, NEXT_CONNECTION):
+                self._timers.later(self._backoff.next_s(), partial(self._subscribe, connection))
         else:
             self._subscribed.fail(answer)
             with self._monitor.guard:

@@ -60,7 +60,7 @@ class AsyncLiveSubscription:
         self._forks = fork_guard.count
         self._beginning = Lock()
         self._begun = False
-        self._receiver = AsyncLiveReceiver(self.pattern, self.queue, *self._buffer)
+        self._receiver = AsyncLiveReceiver(self._bus._timers, self.pattern, self.queue, *self._buffer)
         self._messages: Iterator[SubjectMessage] = iter(())
         self._at_a_stretch = 0
 

@@ -9,10 +9,11 @@ from headrace.client._async.connection.reconnecting import AsyncReconnectingConn
 from headrace.client._async.subjects.reply_callbacks import AsyncReplyCallbacks
 from headrace.client.connection.backoff import Backoff
 from headrace.client.connection.request_router import Bytes
+from headrace.client.connection.retrying import NOTHING_DONE
 from headrace.client.subjects.messages import Reply
 from headrace.client.subjects.reply_targets import ReplyTarget
 from headrace.model.arguments import shown
-from headrace.model.errors import Busy, Draining, HeadraceError, InvalidArgument
+from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.model.headers import Headers
 from headrace.model.limits import MESSAGE_BYTES_MAX, REQUEST_SECONDS_MAX
 from headrace.model.message import check_message_bytes, message_size
@@ -34,7 +35,7 @@ class AsyncRequester:
         self._callbacks = AsyncReplyCallbacks()
 
     async def request(self, subject: str, value: bytes, headers: Headers | None, timeout: float) -> Reply:
-        """Send a request, and wait for the reply; again if the broker was too busy to take it."""
+        """Send a request, and wait for the reply; again if the broker was too busy or throttled it."""
         deadline, backoff = now() + timeout, Backoff()
         send = _checked(subject, value, headers, timeout)
         while True:
@@ -43,7 +44,7 @@ class AsyncRequester:
                 connection = await self._broker.get(deadline)
             try:
                 answer, body = await connection.request(send, value, timeout + _GRACE_S)
-            except (Busy, Draining):
+            except NOTHING_DONE:
                 wait_s = backoff.next_s()
                 if now() + wait_s >= deadline:
                     raise

@@ -3,6 +3,8 @@
 import logging
 from collections import deque
 from collections.abc import Callable
+from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.client._async.app.error_reporter import AsyncErrorReporter
@@ -10,10 +12,12 @@ from headrace.client._async.concurrency import HandlerExecutor, Monitor, ResultC
 from headrace.client._async.connection.connection import Connection
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
 from headrace.client.app.registration import ServedSubject
+from headrace.client.connection.backoff import Backoff
 from headrace.client.connection.request_router import Bytes, RequestRouter
+from headrace.client.connection.retrying import NEXT_CONNECTION, REPEATED
 from headrace.client.subjects.messages import IncomingRequest
 from headrace.client.subjects.reply_values import decoded_value, failed_reply, reply_request
-from headrace.model.errors import ConnectionFailed, Draining, HeadraceError
+from headrace.model.errors import HeadraceError, Timeout
 from headrace.model.requests import Done
 from headrace.model.subject_requests import ReplySend, RequestDelivery, ServeClose, ServeOpen, ServeOpened
 
@@ -56,6 +60,9 @@ class AsyncResponder:
         self._connection: Connection | None = None
         self._number: int | None = None
         self._opened: ResultCell[None] = ResultCell()
+        self._backoff = Backoff()
+        self._refusal: HeadraceError | None = None
+        """Why it does not serve yet; it is tried again."""
         self._unserved: ResultCell[None] = ResultCell()
         """Resolved when the broker sends no more requests."""
         self._stopped = False
@@ -64,7 +71,12 @@ class AsyncResponder:
         """Serve from now on."""
         self._broker = await self._bus._consuming_line()
         self._broker.listen(self)
-        await self._opened.wait(self._broker.timeout)
+        try:
+            await self._opened.wait(self._broker.timeout)
+        except Timeout as error:
+            if self._refusal is None:
+                raise
+            raise copy(self._refusal) from error
 
     def stop(self) -> None:
         """Take no further requests; any thread may call it."""
@@ -101,6 +113,12 @@ class AsyncResponder:
             if self._stopped:
                 return
             self._connection, self._number = connection, None
+        self._open(connection)
+
+    def _open(self, connection: Connection) -> None:
+        with self._monitor.guard:
+            if self._stopped or self._connection is not connection or connection.closed:
+                return
             connection.queue_request(
                 ServeOpen(self._wanted.subject, self._wanted.concurrency),
                 b"",
@@ -110,6 +128,13 @@ class AsyncResponder:
 
     def connection_drains(self) -> None:
         """The broker drains; what it has delivered can be answered."""
+
+    def connection_refused(self, error: HeadraceError) -> None:
+        """The broker does not accept this client any more: serve no more."""
+        if self._opened.done:
+            self.serving_ended(error)
+        else:
+            self._opened.fail(error)
 
     def request_delivered(self, router: RequestRouter, delivery: RequestDelivery, value: bytes) -> None:
         """Hand a request to a worker; the broker sends as many as there can be workers."""
@@ -136,9 +161,13 @@ class AsyncResponder:
                 stopped = self._stopped
             if stopped:  # while it was being opened
                 connection.request_nowait(ServeClose(answer.responder), b"", self._closed)
+            self._backoff.reset()
             self._opened.resolve(None)
-        elif isinstance(answer, ConnectionFailed | Draining):
-            logger.info("responder interrupted; serving again  subject=%s", self._wanted.subject)
+        elif isinstance(answer, REPEATED):
+            self._refusal = answer
+            logger.info("responder interrupted; serving again  subject=%s error=%s", self._wanted.subject, answer)
+            if not isinstance(answer, NEXT_CONNECTION):
+                self._bus._timers.later(self._backoff.next_s(), partial(self._open, connection))
         elif self._opened.done:
             self._on_fatal(answer)
         else:

@@ -17,7 +17,8 @@ class LogLevelAdmin:
         >>> bus.logging.reset()
     """
 
-    def __init__(self, broker: ReconnectingConnection) -> None:
+    def __init__(self, bus: object, broker: ReconnectingConnection) -> None:
+        self._bus = bus  # it closes its connections when nobody holds it
         self._broker = broker
 
     def set(

@@ -34,7 +34,8 @@ class Routes:
         ['billing', 'shipping']
     """
 
-    def __init__(self, broker: ReconnectingConnection) -> None:
+    def __init__(self, bus: object, broker: ReconnectingConnection) -> None:
+        self._bus = bus  # it closes its connections when nobody holds it
         self._broker = broker
 
     def add(

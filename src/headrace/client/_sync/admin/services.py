@@ -38,7 +38,8 @@ class Services:
         ['billing']
     """
 
-    def __init__(self, registrations: ServiceRegistrations) -> None:
+    def __init__(self, bus: object, registrations: ServiceRegistrations) -> None:
+        self._bus = bus  # it closes its connections when nobody holds it
         self._registrations = registrations
         self._broker = registrations.broker
 

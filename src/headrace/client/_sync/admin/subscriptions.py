@@ -14,6 +14,7 @@ from headrace.model.leasing import (
     SubscriptionReset,
 )
 from headrace.model.subscription import plain_settings
+from headrace.model.webhook_requests import WebhookSet
 
 
 class SubscriptionAdmin:
@@ -28,7 +29,7 @@ class SubscriptionAdmin:
         """Create a leased subscription of a topic, which begins at a point of the log."""
         head = SubscriptionCreate(topic, subscription, plain_settings(settings))
         head.exist_ok, head.create_topic = exist_ok, create_topic
-        _set_start(head, start)
+        set_start(head, start)
         return self._broker.request(head, repeat=exist_ok)
 
     def alter(self, topic: str, subscription: str, settings: dict[str, Any]) -> SubscriptionInfo:
@@ -40,7 +41,7 @@ class SubscriptionAdmin:
         """Build a leased subscription anew, from a point of the log if one is given."""
         head = SubscriptionReset(topic, subscription)
         if start is not None:
-            _set_start(head, start)
+            set_start(head, start)
         return self._broker.request(head, repeat=False)
 
     def delete(self, topic: str, subscription: str) -> None:
@@ -57,7 +58,7 @@ class SubscriptionAdmin:
         return self._broker.request(SubscriptionDescribe(topic, subscription))
 
 
-def _set_start(head: SubscriptionCreate | SubscriptionReset, start: Start) -> None:
+def set_start(head: SubscriptionCreate | SubscriptionReset | WebhookSet, start: Start) -> None:
     """Write the point of the log at which the subscription begins into the request."""
     spot = spot_at(start)
     head.start = spot.kind

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from headrace.client._sync.app.error_reporter import ErrorReporter
 from headrace.client._sync.app.handler_workers import HandlerWorkers
 from headrace.client._sync.app.task import AppTask
-from headrace.client._sync.bus import Bus, connect
+from headrace.client._sync.bus import Bus
 from headrace.client._sync.concurrency import HandlerExecutor, Lock, Monitor, now, stopped_by_signals
+from headrace.client._sync.connecting import connect
 from headrace.client._sync.subjects.responder import Responder
 from headrace.client.app.registration import (
     Registered,

@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING
 
 from headrace.client.app.registration import Registered
+from headrace.model.errors import SubscriptionNotFound
+from headrace.model.leasing import SubscriptionInfo
 from headrace.model.schedule_requests import ScheduleDefinition
 
 if TYPE_CHECKING:
@@ -16,9 +18,19 @@ def set_up(bus: "Bus", wanted: Registered) -> None:
     """
     if wanted.definition is not None:
         _set_up_schedule(bus, wanted.topic, wanted.definition)
-    info = bus.create_subscription(wanted.topic, wanted.subscription, exist_ok=True, create=False, **wanted.settings)
+    info = _subscription(bus, wanted)
     if any(info.settings.get(name) != value for name, value in wanted.settings.items()):
         bus.alter_subscription(wanted.topic, wanted.subscription, **wanted.settings)
+
+
+def _subscription(bus: "Bus", wanted: Registered) -> SubscriptionInfo:
+    """The handler's subscription, created if it does not exist: only that needs the right to create it."""
+    try:
+        return bus.describe_subscription(wanted.topic, wanted.subscription)
+    except SubscriptionNotFound:
+        return bus.create_subscription(
+            wanted.topic, wanted.subscription, exist_ok=True, create=False, **wanted.settings
+        )
 
 
 def _set_up_schedule(bus: "Bus", topic: str, rule: ScheduleDefinition) -> None:

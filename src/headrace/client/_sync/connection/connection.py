@@ -8,11 +8,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from headrace.client._sync.concurrency import ResultCell, logger
 from headrace.client.connection import fork_guard
 from headrace.client.connection.addresses import Address, Target, unreachable
 from headrace.client.connection.clock import Clock, monotonic_us
+from headrace.client.connection.http_upgrade import HttpUpgrade
 from headrace.client.connection.request_router import (
     RECEIVE_AT_ONCE_BYTES,
     AwaitedAnswer,
@@ -20,13 +22,18 @@ from headrace.client.connection.request_router import (
     LateCallback,
     RequestRouter,
 )
-from headrace.model.errors import ConnectionFailed, HeadraceError, Timeout
+from headrace.client.connection.tls_errors import connect_failed, connection_broken
+from headrace.model.errors import ConnectionFailed, HeadraceError, InvalidArgument, Timeout, TlsFailed
 from headrace.model.request import AnswerType, Request
 from headrace.wire.frames import Frames, Memory
 from headrace.wire.native import Hello
 
+if TYPE_CHECKING:
+    from headrace.client.connection.tls_socket import TlsSocket
+
 _PARTS_MAX = 64
 """How many pieces are handed to the kernel at once."""
+_UPGRADE_BYTES = 16 << 10
 
 
 class Connection(RequestRouter):
@@ -36,9 +43,19 @@ class Connection(RequestRouter):
     listens. So nobody who handles an answer can be kept from listening by a broker that does not listen either.
     """
 
-    def __init__(self, connected: socket.socket, on_lost: Callable[["Connection", HeadraceError], None]) -> None:
+    def __init__(
+        self,
+        connected: "socket.socket | TlsSocket",
+        on_lost: Callable[["Connection", HeadraceError], None],
+        received: bytes = b"",
+    ) -> None:
         super().__init__()
         self._socket = connected
+        self._tls = None if isinstance(connected, socket.socket) else connected
+        self._unsent = False
+        """Whether something is encrypted that the kernel has not taken."""
+        self._received = received
+        """What came before the thread that listens."""
         self._socket.setblocking(False)
         self._on_lost = on_lost
         self._frames = Frames(Memory(RECEIVE_AT_ONCE_BYTES))
@@ -75,9 +92,12 @@ class Connection(RequestRouter):
         del memory  # each connection has a thread, and memory of its own
         deadline = time.monotonic() + timeout
         try:
-            connection = cls(_connected(target, timeout), on_lost)
+            connected = _connected(target, timeout)
+            connection = cls(connected, on_lost, _upgraded(connected, target, deadline))
+        except (InvalidArgument, TlsFailed):
+            raise
         except (OSError, ValueError) as error:  # a ValueError: a name that no host can have
-            raise ConnectionFailed(unreachable(target, error)) from error
+            raise connect_failed(target, error) from error
         connection.clock = clock
         try:
             connection._thread.start()
@@ -128,7 +148,7 @@ class Connection(RequestRouter):
 
         If another thread is at it this one need not wait: the other sees what was queued in the meantime.
         """
-        while self._backlog and not self._full and self._sending.acquire(blocking=False):
+        while (self._backlog or self._unsent) and not self._full and self._sending.acquire(blocking=False):
             try:
                 self._send()
             finally:
@@ -164,11 +184,14 @@ class Connection(RequestRouter):
             ending = error
         except Exception as error:  # noqa: BLE001  # whatever it is, all who wait must be told
             logger.error("a connection to the broker failed", exc_info=error)
-            ending = _broken(error)
+            ending = connection_broken(error)
         if self._disowned:  # a callback has forked: the descriptors may be somebody else's by now
             return
         with self._ending_lock, self._sending:
+            self._lost_by = ending
             self.closed = True
+            if self._tls is not None:
+                self._tls.end()
             self._socket.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
@@ -179,6 +202,8 @@ class Connection(RequestRouter):
     def _listen(self) -> HeadraceError:
         """Receive and send until it ends; returns why."""
         receive, frames = self._socket.recv_into, self._frames
+        for come in frames.feed(self._received):
+            self.arrived(come)
         while True:
             if self._ending is not None:
                 self.flush()
@@ -190,9 +215,9 @@ class Connection(RequestRouter):
                 self._wait()
                 continue
             except OSError as error:
-                return _broken(error)
+                return connection_broken(error)
             if not count:
-                return _broken("the broker closed it")
+                return connection_broken("the broker closed it")
             for come in frames.received(count):
                 self.arrived(come)
             if self._full:
@@ -218,7 +243,7 @@ class Connection(RequestRouter):
     def _send(self) -> None:
         """Send until all is sent or the kernel takes no more; one thread at a time."""
         backlog = self._backlog
-        while backlog:
+        while backlog or self._unsent:
             parts = [backlog.popleft() for _ in range(min(len(backlog), _PARTS_MAX))]
             try:
                 sent = self._socket.sendmsg(parts)
@@ -226,11 +251,12 @@ class Connection(RequestRouter):
                 sent = 0
             except OSError as error:
                 backlog.clear()
-                self._ending = self._ending or _broken(error)
+                self._ending = self._ending or connection_broken(error)
                 self._wake()
                 return
             left = _left(parts, sent)
-            if left:
+            self._unsent = self._tls is not None and self._tls.unsent
+            if left or self._unsent:
                 backlog.extendleft(reversed(left))
                 self._full = True
                 if threading.current_thread() is not self._thread:
@@ -258,7 +284,7 @@ def _left(parts: list[Bytes], sent: int) -> list[Bytes]:
     return []
 
 
-def _connected(target: Target, timeout: float) -> socket.socket:
+def _connected(target: Target, timeout: float) -> "socket.socket | TlsSocket":
     if not isinstance(target, Address):
         return target.connect()
     if target.path:
@@ -270,9 +296,23 @@ def _connected(target: Target, timeout: float) -> socket.socket:
             connected.close()
             raise
         return connected
+    if target.has_tls:
+        return _connected_with_tls(target, timeout)
+    return _connected_to_host(target.host, target.port, timeout)
+
+
+def _connected_with_tls(target: Address, timeout: float) -> "TlsSocket":
+    from headrace.client.connection.tls import client_context, server_name
+    from headrace.client.connection.tls_socket import TlsSocket
+
+    deadline = time.monotonic() + timeout
+    context = client_context(target)  # first: a file that cannot be used is told also when the broker is away
     connected = _connected_to_host(target.host, target.port, timeout)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connected
+    try:
+        return TlsSocket(connected, context, server_name(target), deadline)
+    except BaseException:
+        connected.close()
+        raise
 
 
 def _connected_to_host(host: str, port: int, timeout: float) -> socket.socket:
@@ -294,9 +334,23 @@ def _connected_to_host(host: str, port: int, timeout: float) -> socket.socket:
                 connected.close()
             raise
         else:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return connected
     raise failed
 
 
-def _broken(reason: BaseException | str) -> ConnectionFailed:
-    return ConnectionFailed(f"the connection to the broker broke: {reason}")
+def _upgraded(connected: "socket.socket | TlsSocket", target: Target, deadline: float) -> bytes:
+    """Switch a connection from HTTP to the native protocol, if it begins so; returns what came behind the switch."""
+    if not isinstance(target, Address) or not target.upgrades:
+        return b""
+    upgrade, rest = HttpUpgrade(target), None
+    try:
+        connected.settimeout(max(deadline - time.monotonic(), 0.001))
+        connected.sendall(upgrade.request())
+        while rest is None:
+            connected.settimeout(max(deadline - time.monotonic(), 0.001))
+            rest = upgrade.receive(connected.recv(_UPGRADE_BYTES))
+    except BaseException:
+        connected.close()
+        raise
+    return rest

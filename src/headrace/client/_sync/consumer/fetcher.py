@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from copy import copy
 from functools import partial
 
 from msgspec.structs import asdict
@@ -34,6 +35,8 @@ class Fetcher:
         self._on_corrupt = on_corrupt
         self.skipped = 0
         """How many damaged messages were passed over."""
+        self.refusal: HeadraceError | None = None
+        """Why the broker does not accept this client; until it does again."""
         self._connection: Connection | None = None
         self._ready: deque[tuple[PartitionReader | None, Bytes | HeadraceError]] = deque()
         self._current: Delivered | None = None
@@ -74,6 +77,7 @@ class Fetcher:
         """On a new connection: open the streams after what was received before."""
         with self.monitor.guard:
             self._connection = connection
+            self.refusal = None
             for reader in self.readers.values():
                 reader.stream = None
             for reader in list(self.readers.values()):
@@ -81,6 +85,12 @@ class Fetcher:
 
     def connection_drains(self) -> None:
         """While the broker drains, deliveries are still taken."""
+
+    def connection_refused(self, error: HeadraceError) -> None:
+        """The broker does not accept this client any more: whoever takes a batch is told, after what has come."""
+        with self.monitor.guard:
+            self.refusal = error
+            self.monitor.notify()
 
     def take(self, deadline: float | None) -> tuple[PartitionReader, ReceivedBatch] | None:
         """The next batch of any partition; None when it is too late, or all is stopped. One taker at a time."""
@@ -98,6 +108,8 @@ class Fetcher:
             self._current = None
             with self.monitor.guard:
                 while not self._ready and not self.stopped:
+                    if self.refusal is not None:
+                        raise copy(self.refusal)
                     if not self.monitor.wait(None if deadline is None else deadline - now()):
                         return None
                 if self.stopped:

@@ -4,6 +4,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 
 from headrace.client._sync.concurrency import Monitor, Timer, Timers, now
@@ -69,6 +70,8 @@ class Sender:
         self._backoff = Backoff()
         self._sweeping = False
         self._sweeper: Timer | None = None
+        self._is_refused = False
+        """The broker does not accept this client: what may be stored stays unknown until it does again."""
 
     def disown(self) -> None:
         """In a forked child: leave all batches to the parent, which delivers them under its own identity."""
@@ -133,6 +136,9 @@ class Sender:
         else:
             partition_sender.waiting.append(pending_batch)
             self._send_waiting(partition_sender)
+        if connection is None:
+            self._is_refused = False
+            self._broker.wake()
         if not self._sweeping:
             self._sweeping = True
             self._sweeper = self._timers.later(_SWEEP_S, self._sweep)
@@ -155,13 +161,14 @@ class Sender:
         """Wait until no batch is left; raises Undelivered if messages were given up whose outcome nobody asked for."""
         deadline = now() + timeout
         with self.monitor.guard:
-            while not all(partition_sender.idle for partition_sender in self._partition_senders.values()):
+            while not (self._is_refused or self._idle):
                 if not self.monitor.wait(deadline - now()):
                     break
             left = sum(
                 pending_batch.count
                 for partition_sender in self._partition_senders.values()
                 for pending_batch in [*partition_sender.in_flight, *partition_sender.waiting]
+                if not (self._is_refused and pending_batch.abandoned)  # those have failed
             )
             failed, self._failed = [pending_batch for pending_batch in self._failed if pending_batch.unobserved], []
         if left:
@@ -190,6 +197,7 @@ class Sender:
     def connection_up(self, connection: Connection) -> None:
         """On a new connection: send again what the broker has not acknowledged."""
         with self.monitor.guard:
+            self._is_refused = False
             for partition_sender in list(self._partition_senders.values()):
                 self._resend(partition_sender)
                 self._send_waiting(partition_sender)
@@ -197,6 +205,19 @@ class Sender:
 
     def connection_drains(self) -> None:
         """While the broker drains, nothing new is sent: `send` looks at the connection."""
+
+    def connection_refused(self, error: HeadraceError) -> None:
+        """The broker does not accept this client any more: give up all batches."""
+        with self.monitor.guard:
+            self._is_refused = True
+            given_up = self._expired(float("inf"))
+            self.monitor.notify()
+        for pending_batch in given_up:
+            self._give_up(pending_batch, copy(error))
+
+    @property
+    def _idle(self) -> bool:
+        return all(partition_sender.idle for partition_sender in self._partition_senders.values())
 
     def _send_waiting(self, partition_sender: PartitionSender) -> None:
         connection = self._broker.connection
@@ -325,17 +346,9 @@ class Sender:
 
     def _sweep(self) -> None:
         """Give up the batches whose deadline has passed."""
-        late: list[PendingBatch] = []
         with self.monitor.guard:
-            for partition_sender in self._partition_senders.values():
-                expired = partition_sender.expire(now())
-                for pending_batch in expired:
-                    if not pending_batch.abandoned:
-                        self._release(pending_batch)
-                late += expired
-            self._sweeping = not self.closed and not all(
-                partition_sender.idle for partition_sender in self._partition_senders.values()
-            )
+            late = self._expired(now())
+            self._sweeping = not self.closed and not self._idle
             self._sweeper = self._timers.later(_SWEEP_S, self._sweep) if self._sweeping else None
             if late:
                 self.monitor.notify()
@@ -343,6 +356,17 @@ class Sender:
             took_too_long = Timeout("the broker did not acknowledge the message in time; it may still do so")
             error = pending_batch.last_error
             self._give_up(pending_batch, took_too_long if error is None or pending_batch.abandoned else error)
+
+    def _expired(self, at: float) -> list[PendingBatch]:
+        """Return the batches to give up, whose deadline has passed by then; with the guard held."""
+        late: list[PendingBatch] = []
+        for partition_sender in self._partition_senders.values():
+            expired = partition_sender.expire(at)
+            for pending_batch in expired:
+                if not pending_batch.abandoned:
+                    self._release(pending_batch)
+            late += expired
+        return late
 
 
 def _no_batch(_partition_sender: PartitionSender) -> PendingBatch | None:

@@ -1,0 +1,1 @@
+"""WebSockets: requests to the broker, and what it tells a client unasked, as frames of JSON or MessagePack."""

@@ -1,0 +1,1 @@
+"""What the broker sends to others by itself, over HTTP."""

@@ -1,0 +1,1 @@
+"""Who may do what: security definitions, the decision about a request, and tokens."""

@@ -1,0 +1,1 @@
+"""Shared stores: existing engines with conditional writes, on which the nodes of a cluster agree."""
