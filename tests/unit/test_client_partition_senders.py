@@ -14,6 +14,7 @@ from headrace.model.codec import Codec
 from headrace.model.errors import (
     Busy,
     ConnectionFailed,
+    DiskFull,
     HeadraceError,
     MessageTooLarge,
     OutOfOrderSequence,
@@ -231,3 +232,15 @@ def test_a_timeout_is_no_answer() -> None:
     assert not sender.failed(batch, Timeout())
     assert batch.uncertain
     assert sender.backs_off
+
+
+def test_a_batch_that_is_sent_again_remembers_why() -> None:
+    sender = PartitionSender("t", 0, 99)
+    batch = batch_with(sender, 10)
+    sender.admit_waiting()
+    full = DiskFull("no space left")
+    sender.failed(batch, full)
+    sender.resend()
+    assert sender.expire(15) == [batch]
+    assert batch.abandoned
+    assert (batch.last_error, batch.previous_error) == (None, full)

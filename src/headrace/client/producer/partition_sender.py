@@ -131,7 +131,7 @@ class PartitionSender:
             self._begin_epoch()
         self._next = self._acknowledged
         for pending_batch in self.in_flight:
-            pending_batch.last_error = None
+            pending_batch.previous_error, pending_batch.last_error = pending_batch.last_error, None
             if self._is_stored(pending_batch):
                 continue  # sent again as it was, to learn its offset
             pending_batch.stamp(self._producer_id, self._epoch, self._next)

@@ -81,6 +81,7 @@ class PendingBatch:
         "observed",
         "outcome",
         "plain",
+        "previous_error",
         "sealed",
         "uncertain",
         "values",
@@ -108,6 +109,8 @@ class PendingBatch:
         self.uncertain = False
         """It was sent, and the broker may or may not have stored it."""
         self.last_error: HeadraceError | None = None
+        self.previous_error: HeadraceError | None = None
+        """Why it was sent again."""
         self.forks = fork_guard.count
         self._columns = Columns(self.values)
 

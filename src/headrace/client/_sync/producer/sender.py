@@ -353,9 +353,10 @@ class Sender:
             if late:
                 self.monitor.notify()
         for pending_batch in late:
-            took_too_long = Timeout("the broker did not acknowledge the message in time; it may still do so")
             error = pending_batch.last_error
-            self._give_up(pending_batch, took_too_long if error is None or pending_batch.abandoned else error)
+            if error is None or pending_batch.abandoned:
+                error = _timed_out(error or pending_batch.previous_error)
+            self._give_up(pending_batch, error)
 
     def _expired(self, at: float) -> list[PendingBatch]:
         """Return the batches to give up, whose deadline has passed by then; with the guard held."""
@@ -367,6 +368,11 @@ class Sender:
                     self._release(pending_batch)
             late += expired
         return late
+
+
+def _timed_out(refusal: HeadraceError | None) -> Timeout:
+    text = "the broker did not acknowledge the message in time; it may still do so"
+    return Timeout(text if refusal is None else f"{text}. Its last answer was {refusal.code}: {refusal}")
 
 
 def _no_batch(_partition_sender: PartitionSender) -> PendingBatch | None:
