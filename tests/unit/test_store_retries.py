@@ -1,5 +1,6 @@
 """Requests that a store loses cost as little as possible: what was read counts, and a failed heartbeat is repeated."""
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -67,6 +68,31 @@ def test_a_round_counts_though_the_records_of_other_nodes_cannot_be_read() -> No
     heartbeat.stop()
     assert rounds[0].has_written
     assert rounds[0].nodes is None
+
+
+class _SlowListing(MemoryStore):
+    """Does not answer a listing before it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def names(self, prefix: str, after: str = "", count_max: int = 1000) -> list[str]:
+        assert self.go.wait(30)
+        return super().names(prefix, after, count_max)
+
+
+def test_a_round_of_an_owner_counts_before_the_records_of_other_nodes_are_read() -> None:
+    store, rounds = _SlowListing(), list[BeatRound]()
+    heartbeat = _beat(store, 5.0, rounds)
+    heartbeat.start()
+    _wait_for(lambda: bool(rounds))
+    assert rounds[0].has_written
+    store.go.set()
+    _wait_for(lambda: len(rounds) == 2)
+    assert [one.node for one in rounds[1].nodes or ()] == ["n1"]
+    assert rounds[1].began_us == rounds[0].began_us
+    heartbeat.stop()
 
 
 def test_a_failed_round_is_repeated_before_the_next_is_due() -> None:

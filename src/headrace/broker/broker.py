@@ -430,7 +430,8 @@ class Broker:
 
     def _admit(self, session: Session, request: Request[Any]) -> None:
         """Refuse a request that its declaration does not allow to this session now."""
-        if self.cluster is not None:
+        if self.cluster is not None and request.declared.permissions:
+            # Those without continue or end what the session has open: credit that is refused would never come again.
             self.cluster.check_current()
         if self._draining and not request.declared.while_draining:
             raise Draining

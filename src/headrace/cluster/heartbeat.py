@@ -54,9 +54,10 @@ class Heartbeat:
         done: Callable[[BeatRound], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`done` is called on the thread after each round, `failed` once with an error after which there is no other.
+        """`done` is called on the thread with what each round has found, `failed` once with an error that ends them.
 
-        A follower looks twice in each interval, and renews its record once; an owner does both once.
+        A follower looks twice in each interval, and renews its record once; an owner does both once. An owner's round
+        calls `done` as soon as it confirms the epoch, and once more with the records of all nodes.
         """
         self._store = store
         self._keys = keys
@@ -94,7 +95,7 @@ class Heartbeat:
     def _run(self) -> None:
         hurried = True
         while True:
-            ends, has_failed = self._ends, False
+            began_us, ends, has_failed = self._now_us(), self._ends, False
             record = self._make_record()
             writes = hurried or ends or self._rounds % 2 == 0 or bool(record.owns)
             try:
@@ -113,9 +114,10 @@ class Heartbeat:
             if ends:
                 return
             self._rounds += 1
-            pause_s = self._interval_s if record.owns else self._interval_s / 2
-            if has_failed:
-                pause_s = self._interval_s / _AGAIN
+            interval_s = self._interval_s if record.owns else self._interval_s / 2
+            pause_s = self._interval_s / _AGAIN
+            if not has_failed:  # from begin to begin: rounds of a slow store must not come too seldom
+                pause_s = max(pause_s, interval_s - (self._now_us() - began_us) / 1e6)
             hurried = self._wake.wait(pause_s)
             self._wake.clear()
 
@@ -131,11 +133,14 @@ class Heartbeat:
         owner = None
         if manifest is not None and manifest.manifest.owner not in ("", record.node):
             owner = read_record(self._store, self._cluster, manifest.manifest.owner, self._unreadable)
-        nodes = None
+        found = BeatRound(began_us, self._now_us(), writes, manifest, owner, None, problem)
+        if record.owns:
+            self._done(found)
         if record.owns or self._rounds % (2 * _ALL_EACH) == 0:
             with suppress(StoreUnavailable):  # many requests, and nothing that the round is for
                 nodes = read_records(self._store, self._cluster, self._unreadable)
-        return BeatRound(began_us, self._now_us(), writes, manifest, owner, nodes, problem)
+                found = found._replace(nodes=nodes, ended_us=self._now_us())
+        return found
 
     def _tell_away(self, error: StoreUnavailable) -> None:
         self.failures += 1
