@@ -1,11 +1,17 @@
 """The guard of an epoch: whoever waits for a silent store is woken."""
 
 import threading
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from headrace.cluster.claims import UNCONFIRMED_US
 from headrace.cluster.epoch_guard import EpochGuard
+from headrace.cluster.heartbeat import BeatRound
+from headrace.cluster.node_settings import monotonic_us
+from headrace.cluster.ownership import Ownership
+from headrace.cluster.shards import OwnedShard
 from headrace.model.errors import StoreUnavailable
 from headrace.storage.replicated.keys import ShardKeys
 from headrace.storage.replicated.writer import WalWriter
@@ -59,3 +65,17 @@ def test_a_confirmed_epoch_goes_on() -> None:
     assert writer.failure is None
     guard.stop()
     writer.close()
+
+
+@pytest.mark.parametrize(("seen_epoch", "is_unconfirmed"), [(7, False), (6, True)])
+def test_a_claim_that_took_long_is_confirmed_by_heartbeats_that_saw_its_epoch(
+    seen_epoch: int, is_unconfirmed: bool
+) -> None:
+    now_us = monotonic_us()
+    ownership = Ownership(lambda *_: None, lambda: None, lambda _: None)
+    stored: Any = SimpleNamespace(manifest=SimpleNamespace(epoch=seen_epoch))
+    ownership.confirm(BeatRound(now_us, now_us, True, stored, None, None))
+    owned = OwnedShard(7, stored, cast(Any, SimpleNamespace()), writer_on(MemoryStore()), {})
+    ownership.begin(owned, now_us - 2 * UNCONFIRMED_US)
+    assert ownership.is_unconfirmed(UNCONFIRMED_US) is is_unconfirmed
+    ownership.end(owned, "the test is over")

@@ -425,7 +425,8 @@ class ClusterNode:
                 return
             if not isinstance(error, (*DISK_FAULTS, *IN_DOUBT, *_PASSING)) or not self.ready.is_set():
                 raise
-            pause_s = self.knowledge.hold_off()
+            reason = "its disk has failed" if isinstance(error, DISK_FAULTS) else "it could not serve the shard"
+            pause_s = self.knowledge.hold_off(reason)
             logger.warning("shard not served; trying again in %g s  epoch=%d reason=%s", pause_s, owned.epoch, error)
             return
         self.serving_since_us = time_us()

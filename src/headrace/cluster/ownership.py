@@ -27,6 +27,8 @@ class Ownership:
         self.owned: OwnedShard | None = None
         self._guard: EpochGuard | None = None
         self._begun_us = 0
+        self._last_seen = 0, 0
+        """The epoch that the last round of the heartbeat saw in the manifest, and when that round began."""
         self._store_problem = ""
         self._is_fenced = False
         self.disk_failure: BaseException | None = None
@@ -37,8 +39,10 @@ class Ownership:
         self._is_fenced, self.disk_failure, self._store_problem = False, None, ""
 
     def begin(self, owned: OwnedShard, began_us: int) -> None:
-        """Own the shard; the claim began at this time."""
-        self._guard = EpochGuard(owned.writer, began_us, monotonic_us)
+        """Own the shard; the claim began at this time. Rounds of the heartbeat that saw its epoch have confirmed it."""
+        epoch, seen_us = self._last_seen
+        confirmed_us = max(began_us, seen_us) if epoch == owned.epoch else began_us
+        self._guard = EpochGuard(owned.writer, confirmed_us, monotonic_us)
         owned.writer.event_loop_thread = threading.get_ident()
         self._begun_us = monotonic_us()
         owned.disk.on_failure = partial(self._on_disk_failure, owned.epoch)
@@ -72,6 +76,8 @@ class Ownership:
     def confirm(self, found: BeatRound) -> None:
         """Take a round of the heartbeat; called on its thread, so that it counts also while the event loop waits."""
         owned, guard, stored = self.owned, self._guard, found.manifest
+        if stored is not None and found.has_written:
+            self._last_seen = stored.manifest.epoch, found.began_us
         if owned is None or guard is None:
             return
         if found.began_us > self._begun_us and (stored is None or stored.manifest.epoch < owned.epoch):

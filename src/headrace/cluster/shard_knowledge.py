@@ -43,7 +43,7 @@ class ShardKnowledge:
         self.lost_us = 0
         """When the shard was last taken from this node by force."""
         self.held_until_us = 0
-        """Before this time the node claims nothing: its disk has failed, or its last claim."""
+        """Before this time the node claims nothing, for the reason beside it."""
         self._held_reason = ""
         self.problem = ""
         """Why the manifest in the store cannot be used; empty: it can."""
@@ -63,17 +63,17 @@ class ShardKnowledge:
 
     @property
     def is_held_off(self) -> bool:
-        """Whether the node claims nothing at the moment, as its disk has failed, or its last claim."""
+        """Whether the node claims nothing at the moment, as its disk has failed, its last claim, or its serving."""
         return monotonic_us() < self.held_until_us
 
-    def hold_off(self) -> float:
+    def hold_off(self, reason: str = "its disk has failed") -> float:
         """Claim nothing for a while, longer each time; returns for how many seconds."""
         now_us = monotonic_us()
         self._hold_offs = 0 if now_us - self._held_us > _STABLE_US else self._hold_offs + 1
         pause_us = min(_HOLD_OFF_US << self._hold_offs, _HOLD_OFF_US_MAX)
         self.held_until_us = now_us + pause_us
         self._held_us = self.held_until_us
-        self._held_reason = "its disk has failed"
+        self._held_reason = reason
         return pause_us / 1e6
 
     def hold_claims(self, pause_s: float) -> None:
