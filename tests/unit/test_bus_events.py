@@ -18,7 +18,7 @@ from headrace.broker.ports import Session
 from headrace.broker.settings import BrokerSettings
 from headrace.model.batch import parse
 from headrace.model.bus_event import EVENT_KINDS, BusEvent, EventsRecord, decode_event
-from headrace.model.errors import HeadraceError, InvalidArgument, TopicNotFound
+from headrace.model.errors import HeadraceError, InvalidArgument, PartitionNotFound, TopicNotFound
 from headrace.model.idempotency import PublishOnce
 from headrace.model.leasing import (
     Holding,
@@ -31,6 +31,7 @@ from headrace.model.leasing import (
     SubscriptionReset,
 )
 from headrace.model.log_level_requests import LogLevelReset, LogLevelRule, LogLevelSet
+from headrace.model.partition_count import PartitionCount
 from headrace.model.request import REQUESTS, Request, Verb
 from headrace.model.requests import (
     Commit,
@@ -550,8 +551,21 @@ def test_readers_skip_what_is_no_event(monkeypatch: pytest.MonkeyPatch, caplog: 
             assert [message.value.name for message in following] == ["headrace.events", "orders"]
 
 
-def test_a_refused_publish_does_not_make_a_topic_of_the_broker(bench: Workbench) -> None:
+@pytest.mark.parametrize("topic", ["headrace.errors", "headrace.audit"])
+def test_a_refused_publish_does_not_make_a_topic_of_the_broker(bench: Workbench, topic: str) -> None:
     with pytest.raises(InvalidArgument, match="only the broker itself writes to"):
-        bench.publish("headrace.errors", [b"oops"])
+        bench.publish(topic, [b"oops"])
+    with pytest.raises(InvalidArgument, match="only the broker itself writes to"):
+        bench.ask(PartitionCount(topic))
     with pytest.raises(TopicNotFound):
-        bench.ask(TopicDescribe("headrace.errors"))
+        bench.ask(TopicDescribe(topic))
+
+
+def test_a_publish_to_a_partition_that_a_new_topic_does_not_have_makes_no_topic(bench: Workbench) -> None:
+    begun = bench.ask(TransactionBegin("t"))
+    with pytest.raises(PartitionNotFound, match="no topic orders, and a new one has no partition 99; it has 0 to"):
+        bench.publish("orders", [b"oops"], partition=99)
+    with pytest.raises(PartitionNotFound, match="a new one has no partition 99"):
+        bench.ask(TransactionStage("t", begun.epoch, "orders", 99), bench.batch([b"oops"]).data)
+    with pytest.raises(TopicNotFound):
+        bench.ask(TopicDescribe("orders"))

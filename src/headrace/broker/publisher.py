@@ -79,6 +79,7 @@ class Publisher:
             topics.check_begun(request.topic, request.expected_offset)  # before a topic is made
         if topics.find(request.topic) is None:
             check_clients_topic(request.topic)  # before a topic is made
+            topics.check_new_partition(request.topic, request.partition)
         topic = topics.get_or_create(request.topic, now_us)
         if topic.is_brokers:
             check_clients_topic(request.topic)
@@ -111,8 +112,10 @@ class Publisher:
         self, _: Session, request: PartitionCount, __: memoryview, now_us: int
     ) -> PartitionsCounted | PendingAnswer[PartitionsCounted]:
         """Answer how many partitions a topic has; it is made if there is none and the broker may."""
-        if self.draining and self._topics.find(request.topic) is None:
-            raise Draining  # it would make the topic
+        if self._topics.find(request.topic) is None:  # it would make the topic
+            if self.draining:
+                raise Draining
+            check_clients_topic(request.topic)
         topic = self._topics.get_or_create(request.topic, now_us)
         return PartitionsCounted(topic.settings.partitions, topic.id)
 
@@ -128,6 +131,7 @@ class Publisher:
                 self._policies.check(topic)  # here, because a commit is never refused
         request, batch = own_transaction(session, request), received(body)
         self._transactions.check_open(request, now_us)  # before a topic is made
+        self._topics.check_new_partition(request.topic, request.partition)
         topic = self._topics.get_or_create(request.topic, now_us)
         if topic.middleware is not None:
             self._topics.active(topic, request.partition)  # first what may go wrong

@@ -227,6 +227,16 @@ class TopicRegistry:
                 next_offset=0,
             )
 
+    def check_new_partition(self, name: str, number: int) -> None:
+        """Refuse a partition that a missing topic would not have either if it were created."""
+        if self._settings.auto_create_topics and self.find(name) is None:
+            partitions = self._defaults(TopicCreate(name)).partitions
+            if not 0 <= number < partitions:
+                raise PartitionNotFound(
+                    f"there is no topic {name}, and a new one has no partition {number}; it has 0 to {partitions - 1}",
+                    partitions=partitions,
+                )
+
     def get_or_create(self, name: str, now_us: int) -> Topic:
         """The topic of that name, created if it is missing and auto_create_topics is on."""
         topic = self._by_text.get(name)
