@@ -30,6 +30,8 @@ from headrace.model.errors import HeadraceError
 CLUSTER = "bench"
 _ONES_MAX = 5_000
 _WARM_UP = 20
+_DROPS_S = 0.6
+"""A node notices in this time that its epoch was not confirmed while it slept."""
 _ONE_API = "AsyncBus.publish awaited, one message after the other, one connection (uvloop)"
 
 Stores = tuple[Callable[[], MeasuredStore], ...]
@@ -60,6 +62,17 @@ class StoredNode(HeadraceNode):
         super()._stop()
         if self.store.server is not None:
             self.store.server.stop()
+
+    def sleep(self) -> None:
+        """Suspend it, unless its store forgets what it would need to claim another epoch."""
+        if self.store.server is not None:
+            super().sleep()
+
+    def wake(self) -> None:
+        """Resume it, and let it drop its epoch if it slept for long; it claims the next one once its store is awake."""
+        super().wake()
+        if self.store.server is not None:
+            time.sleep(_DROPS_S)
 
     def _options(self, place: str) -> list[str]:
         del place

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from benchmarks.broker_nats import NatsNode, _connect, _publish_batches
+from benchmarks.broker_nats import NatsAddress, NatsNode, _connect, _publish_batches
 from headrace.bench.event_loop import run_async
 from headrace.bench.queues import BATCH, Dated, Take, Timeline, Worked, WorkQueue
 from headrace.bench.receiver import Arrived, Receive
@@ -36,27 +36,27 @@ class NatsQueue(WorkQueue):
 
     def create(self, queue: str) -> None:
         """Make a stream and its consumer."""
-        run_async(_create(self.node.port, queue))
+        run_async(_create(self.node.address, queue))
 
     def delete(self, queue: str) -> None:
         """Drop the stream."""
-        run_async(_delete(self.node.port, queue))
+        run_async(_delete(self.node.address, queue))
 
     def enqueue(self, queue: str, batches: Iterable[list[bytes]]) -> float:
         """An atomic batch for each."""
-        return run_async(_publish_batches(self.node.port, _ready(queue), batches))
+        return run_async(_publish_batches(self.node.address, _ready(queue), batches))
 
     def lease_batches(self, queue: str, count: int, take: Take) -> float:
         """Fetch, ack, and again."""
-        return run_async(_lease_batches(self.node.port, queue, count, take))
+        return run_async(_lease_batches(self.node.address, queue, count, take))
 
     def lease_singles(self, queue: str, count: int, consumers: int) -> Worked:
         """A task and a connection for each consumer."""
-        return run_async(_lease_singles(self.node.port, queue, count, consumers))
+        return run_async(_lease_singles(self.node.address, queue, count, consumers))
 
     def left(self, queue: str) -> int:
         """What the stream still has: it drops what was acknowledged."""
-        return run_async(_left(self.node.port, queue))
+        return run_async(_left(self.node.address, queue))
 
     def timeline(self, whole: Timeline) -> Timeline:
         """As many as can be loaded."""
@@ -64,21 +64,21 @@ class NatsQueue(WorkQueue):
 
     def schedule(self, queue: str, batches: Iterable[Dated]) -> None:
         """Each with a schedule."""
-        run_async(_schedule(self.node.port, queue, batches))
+        run_async(_schedule(self.node.address, queue, batches))
 
     def receive(self) -> Receive:
         """Messages pushed by the server."""
-        return functools.partial(_receive, self.node.port)
+        return functools.partial(_receive, self.node.address)
 
 
 def _ready(queue: str) -> str:
     return f"{queue}.ready"
 
 
-async def _create(port: int, queue: str) -> None:
+async def _create(address: NatsAddress, queue: str) -> None:
     from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StreamConfig
 
-    client = await _connect(port)
+    client = await _connect(address)
     stream = StreamConfig(
         name=queue,
         subjects=[_ready(queue), f"{queue}.waiting.*"],
@@ -96,14 +96,14 @@ async def _create(port: int, queue: str) -> None:
     await client.close()
 
 
-async def _delete(port: int, queue: str) -> None:
-    client = await _connect(port)
+async def _delete(address: NatsAddress, queue: str) -> None:
+    client = await _connect(address)
     await client.jetstream().delete_stream(queue)
     await client.close()
 
 
-async def _left(port: int, queue: str) -> int:
-    client = await _connect(port)
+async def _left(address: NatsAddress, queue: str) -> int:
+    client = await _connect(address)
     count: int = (await client.jetstream().stream_info(queue)).state.messages
     await client.close()
     return count
@@ -113,8 +113,8 @@ async def _bound(client: Any, queue: str) -> Any:
     return await client.jetstream(timeout=_PATIENCE_S).pull_subscribe_bind(_DURABLE, stream=queue)
 
 
-async def _lease_batches(port: int, queue: str, count: int, take: Take) -> float:
-    client = await _connect(port)
+async def _lease_batches(address: NatsAddress, queue: str, count: int, take: Take) -> float:
+    client = await _connect(address)
     consumer = await _bound(client, queue)
     begin = time.perf_counter()
     seen = 0
@@ -130,8 +130,8 @@ async def _lease_batches(port: int, queue: str, count: int, take: Take) -> float
     return seconds
 
 
-async def _lease_singles(port: int, queue: str, count: int, consumers: int) -> Worked:
-    clients = await asyncio.gather(*(_connect(port) for _ in range(consumers)))
+async def _lease_singles(address: NatsAddress, queue: str, count: int, consumers: int) -> Worked:
+    clients = await asyncio.gather(*(_connect(address) for _ in range(consumers)))
     seen: list[bytes] = []
     taken = 0
 
@@ -151,8 +151,8 @@ async def _lease_singles(port: int, queue: str, count: int, consumers: int) -> W
     return Worked(seconds, seen)
 
 
-async def _schedule(port: int, queue: str, batches: Iterable[Dated]) -> None:
-    client = await _connect(port)
+async def _schedule(address: NatsAddress, queue: str, batches: Iterable[Dated]) -> None:
+    client = await _connect(address)
     stream = client.jetstream(publish_async_max_pending=_PENDING)
     for values, dues in batches:
         acknowledged = []
@@ -165,16 +165,16 @@ async def _schedule(port: int, queue: str, batches: Iterable[Dated]) -> None:
     await client.close()
 
 
-def _receive(port: int, queue: str, count: int, ready: Callable[[], None]) -> Arrived:
-    return run_async(_receive_pushed(port, queue, count, ready))
+def _receive(address: NatsAddress, queue: str, count: int, ready: Callable[[], None]) -> Arrived:
+    return run_async(_receive_pushed(address, queue, count, ready))
 
 
-async def _receive_pushed(port: int, queue: str, count: int, ready: Callable[[], None]) -> Arrived:
+async def _receive_pushed(address: NatsAddress, queue: str, count: int, ready: Callable[[], None]) -> Arrived:
     from nats.js.api import AckPolicy, ConsumerConfig
 
     times: list[int] = []
     values: list[bytes] = []
-    client = await _connect(port)
+    client = await _connect(address)
     stream = client.jetstream(timeout=_PATIENCE_S)
     done = asyncio.get_running_loop().create_future()
 

@@ -1,13 +1,14 @@
-"""A node whose local disk fails while a file exists, or that knows another format. Only tests start it.
+"""A node whose disk fails while a file exists, that reads slowly, or knows another format. Only tests start it.
 
 `python -m tests.faulty_node serve ...` is `headrace serve ...`. TEST_FAULT_FILE names the file, which has the
-name of the error, such as EIO: writes below the shard's directory fail with it. TEST_FORMAT is the
-highest format that it knows.
+name of the error, such as EIO: writes below the shard's directory fail with it. TEST_WAL_DELAY is how
+many seconds it takes to read a WAL object from a directory. TEST_FORMAT is the highest format that it knows.
 """
 
 import errno
 import os
 import sys
+import time
 from typing import Any
 
 from headrace.storage import disk as disks
@@ -28,6 +29,20 @@ def fail_writes(path: str) -> None:
     setattr(disks.LocalDisk, "write", failing)  # noqa: B010
 
 
+def read_slowly(delay_s: float) -> None:
+    """Take so long to read each WAL object."""
+    from headrace.storage.stores.directory import DirectoryStore
+
+    get: Any = DirectoryStore.get
+
+    def slow(store: DirectoryStore, key: str) -> Any:
+        if "/wal/" in key:
+            time.sleep(delay_s)
+        return get(store, key)
+
+    setattr(DirectoryStore, "get", slow)  # noqa: B010
+
+
 def know_format(number: int) -> None:
     """Be of a version that knows another format."""
     import headrace.cluster.node_settings as node_settings
@@ -44,6 +59,8 @@ def know_format(number: int) -> None:
 if __name__ == "__main__":
     if "TEST_FAULT_FILE" in os.environ:
         fail_writes(os.environ["TEST_FAULT_FILE"])
+    if "TEST_WAL_DELAY" in os.environ:
+        read_slowly(float(os.environ["TEST_WAL_DELAY"]))
     if "TEST_FORMAT" in os.environ:
         know_format(int(os.environ["TEST_FORMAT"]))
     from headrace.cli.main import main

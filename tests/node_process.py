@@ -93,6 +93,10 @@ class NodeProcess:
     def terminate(self) -> int:
         """End it with SIGTERM; returns the exit code."""
         self.send(signal.SIGTERM)
+        return self.wait_ended()
+
+    def wait_ended(self) -> int:
+        """Wait until it has ended by itself; returns the exit code."""
         code = self.process.wait(PATIENCE_S)
         assert self.process.stdout is not None
         self.process.stdout.close()

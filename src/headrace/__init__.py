@@ -468,13 +468,14 @@ def open(
         name: the name of this client in the broker's lists and logs; by default host, process and a number.
         timeout: how many seconds a request may take.
         tenant: the tenant whose topics, groups and schedules the names mean; by default `default`.
-        settings: settings of the broker, by the names that `headrace serve --print-config` shows.
+        settings: settings of the broker, by the names that `headrace serve --print-config` shows. With `store` and
+            `cluster` the broker is a node of a cluster, and its data are replicated to the shared store.
 
     Returns:
         The bus; close it, or use `with`.
 
     Raises:
-        LogInUse: if another process has the directory open.
+        LogInUse: if another process has the directory open, or serves the cluster.
         NotADataDirectory: if the directory has other files in it.
         DataDirectoryDamaged: if its journal is missing or damaged.
         InvalidArgument: if a setting is wrong.

@@ -171,11 +171,12 @@ def test_what_cannot_be_restored_is_told(cluster: ClusterProcesses, tmp_path: Pa
     assert "has no position" in run("restore", *at_store(cluster), "--at", "9:9", str(tmp_path / "y"), code=1).stderr
     assert not (tmp_path / "y").exists()
     early = run("restore", *at_store(cluster), "--at", "2001-01-01T00:00:00Z", str(tmp_path / "z"), code=1).stderr
-    assert "had no data yet at that moment: it begins at 1:1 of 20" in early
+    assert "had no data yet at that moment: it begins at 1:2 of 20" in early
     assert not (tmp_path / "z").exists()
     assert "give the DIRECTORY" in run("restore", *at_store(cluster), code=2).stderr
     assert "leave out DIRECTORY" in run("restore", *at_store(cluster), "--list", "x", code=2).stderr
     assert "nor a position" in run("restore", *at_store(cluster), "--at", "soon", "x", code=2).stderr
+    assert "in the future" in run("restore", *at_store(cluster), "--at", "+10m", "x", code=2).stderr
 
 
 @pytest.mark.parametrize(("text", "age_s"), [("-10m", 600), ("90s ago", 90), ("-1.5h", 5400)])
@@ -222,6 +223,20 @@ def test_a_directory_becomes_a_cluster_and_comes_back(tmp_path: Path) -> None:
     with headrace.open(str(tmp_path / "exported")) as bus:
         assert {"checker", "bookkeeper"} <= {role.name for role in bus.auth.describe().roles}
         assert bus.publish("orders", b"1 fig").offset == 3
+
+
+def test_a_damaged_directory_is_imported_only_on_demand(tmp_path: Path) -> None:
+    filled(tmp_path / "data")
+    options = ("--store", f"directory://{tmp_path}/store", "--cluster", CLUSTER)
+    (path,) = (tmp_path / "data" / "topics").glob("*/0/*.seg")
+    content = bytearray(path.read_bytes())
+    content[len(content.rstrip(b"\0")) - 3] ^= 1
+    path.write_bytes(content)
+    refused = run("cluster", "import", str(tmp_path / "data"), *options, code=1).stderr
+    assert f"{tmp_path / 'data'} is damaged: offsets 0 to 1 in {path}" in refused
+    assert f"`headrace repair {tmp_path / 'data'}`" in refused
+    done = json.loads(run("cluster", "import", str(tmp_path / "data"), *options, "--damaged", "--json").stdout)
+    assert done["cluster"] == CLUSTER
 
 
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:

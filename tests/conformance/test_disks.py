@@ -186,3 +186,58 @@ def test_a_disk_tells_of_itself(disk: Disk) -> None:
     assert disk.boot_id() == disk.boot_id()
     assert disk.descriptors_max() > 0
     assert not disk.close_some()
+
+
+def test_an_open_directory_has_its_files_below_it(disk: Disk, root: str) -> None:
+    with pytest.raises(LogNotFound):
+        disk.open_directory(f"{root}/none")
+    opened = disk.open_directory(root)
+    assert opened.is_current()
+    inner = opened.disk
+    inner.make_directory(opened.within("a/b/c"))
+    put(inner, opened.within("a/b/one"), b"1")
+    assert content(disk, f"{root}/a/b/one") == b"1"
+    inner.rename(opened.within("a/b/one"), opened.within("two"))
+    put(disk, f"{root}/three", b"3")
+    assert inner.names(opened.within("")) == disk.names(root) == ["a", "three", "two"]
+    assert inner.names(opened.within("a")) == ["b"]
+    assert inner.names(opened.within("none")) == []
+    assert [inner.exists(opened.within(name)) for name in ("a", "two", "none")] == [True, True, False]
+    assert [inner.is_directory(opened.within(name)) for name in ("a", "two", "none")] == [True, False, False]
+    assert content(inner, opened.within("three")) == b"3"
+    with pytest.raises(FileExistsError):
+        inner.open(opened.within("two"), create=True)
+    with pytest.raises(LogNotFound):
+        inner.open(opened.within("none"))
+    inner.remove(opened.within("two"))
+    inner.remove(opened.within("none"))
+    inner.remove_directory(opened.within("a"))
+    inner.sync_directory(opened.within(""))
+    assert disk.names(root) == ["three"]
+    file = inner.open(opened.within("three"))
+    assert inner.is_current(file)
+    inner.remove(opened.within("three"))
+    assert not inner.is_current(file)
+
+
+@pytest.mark.parametrize("local", [LocalDisk, PrivateDisk])
+def test_an_open_directory_is_used_wherever_it_is_moved(local: Callable[[], LocalDisk], tmp_path: Path) -> None:
+    disk, root, away = local(), tmp_path / "root", tmp_path / "away"
+    disk.make_directory(str(root))
+    opened = disk.open_directory(str(root))
+    root.rename(away)
+    assert not opened.is_current()
+    root.mkdir()
+    assert not opened.is_current()
+    opened.disk.make_directory(opened.within("a"))
+    put(opened.disk, opened.within("a/one"), b"1")
+    opened.disk.rename(opened.within("a/one"), opened.within("two"))
+    opened.disk.sync_directory(opened.within("a"))
+    assert sorted(path.name for path in away.iterdir()) == ["a", "two"]
+    assert (away / "two").stat().st_mode & 0o777 == local().file_mode
+    assert not list(root.iterdir())
+    root.rmdir()
+    away.rename(root)
+    assert opened.is_current()
+    with pytest.raises(DiskFailed, match=f"{root}/two is a file"):
+        opened.disk.make_directory(opened.within("two/a"))

@@ -24,6 +24,7 @@ from tests.faults.cluster_history import (
     LEASED,
     POSITION,
     READ,
+    REFUSED,
     SEND,
     SENT,
     TOLD,
@@ -275,9 +276,8 @@ def _commit(client: _Client, group: str, subscription: Any, place: dict[str, Any
     try:
         subscription.commit()
     except HeadraceError as error:
-        client.history.write(Record("not committed", value=group, error=f"{error.code}: {error}"))
-        if not error.retryable and error.code not in _REASSIGNED:
-            raise
+        what = "not committed" if error.retryable or error.code in _REASSIGNED else REFUSED
+        client.history.write(Record(what, value=group, offset=offset, error=f"{error.code}: {error}", **place))
         return False
     client.history.write(Record(COMMITTED, value=group, offset=offset, **place))
     return True

@@ -54,7 +54,7 @@ class Record(msgspec.Struct, omit_defaults=True):
 SEND, SENT, UNSENT = "send", "sent", "unsent"
 READ = "read"
 LEASED, ASK, TOLD = "leased", "ask", "told"
-COMMIT, COMMITTED, POSITION, JOIN = "commit", "committed", "position", "join"
+COMMIT, COMMITTED, REFUSED, POSITION, JOIN = "commit", "committed", "refused", "position", "join"
 BEGIN, DONE_WHOLE, GIVEN_UP = "begin", "done", "given up"
 
 
@@ -209,6 +209,13 @@ def positions(records: Iterable[Record]) -> Iterator[str]:
             yield f"{one.who} of {one.value} begins at {one.place} {one.offset}; {before} was committed before"
 
 
+def refused(records: Iterable[Record]) -> Iterator[str]:
+    """Find commits of positions that the broker refused, although it had delivered everything before them."""
+    for one in records:
+        if one.what == REFUSED:
+            yield f"{one.who} of {one.value} could not commit {one.place} {one.offset}: {one.error}"
+
+
 def unread(records: Iterable[Record], final: FinalLog) -> Iterator[str]:
     """Find positions that a group committed beyond a message that none of its members was given."""
     given: dict[tuple[str, Place], set[int]] = defaultdict(set)
@@ -274,6 +281,7 @@ def mistakes(records: list[Record], final: FinalLog) -> list[str]:
             ("order", unordered(records, final)),
             ("leases", leases(records)),
             ("positions", positions(records)),
+            ("refused", refused(records)),
             ("unread", unread(records, final)),
             ("transactions", broken_transactions(records, final)),
         )

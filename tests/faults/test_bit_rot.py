@@ -405,6 +405,25 @@ def test_the_record_of_the_log_itself_is_lost(original: Original, content: bytes
         check_everywhere(path, original, set())
 
 
+@pytest.mark.parametrize("content", [None, b"", b"damaged"])
+def test_verify_reports_the_record_of_the_log_and_repair_restores_it(place: Path, content: bytes | None) -> None:
+    path = place / "log"
+    with headrace.Log(path) as log:
+        log.append_many([b"x"] * 10)
+        log.truncate_before(5)
+    (path / "meta").unlink()
+    if content is not None:
+        (path / "meta").write_bytes(content)
+    with headrace.Log(path, readonly=True) as log:
+        findings = log.verify()
+    assert not findings.sound
+    assert findings.record == str(path / "meta")
+    assert repair(path).record == str(path / "meta")
+    with headrace.Log(path) as log:
+        assert log.verify().sound
+        assert log.next_offset == 10
+
+
 @pytest.mark.parametrize("position", [20, PAGE_BYTES + 20], ids=["one slot", "the other slot"])
 def test_no_offset_is_used_twice_though_all_messages_were_truncated(place: Path, position: int) -> None:
     path = place / "log"

@@ -37,6 +37,8 @@ NODES = ["n1", "n2", "n3"]
 NAMESPACES, PROXY = "namespaces", "proxy"
 PARTS = 10
 SEAWEED_PARTS = 2
+UNREAD = "not read to the end"
+"""What a driver says whose readers stay with a node that serves another log."""
 _PART = [KILL] * 20 + [PAUSE] * 5 + [PARTITION] * 5 + [STOP] * 2
 CHECKPOINTS = ("--checkpoint-seconds", "2", "--backup-seconds", "6")
 """Checkpoints and deletions of what they cover, while nodes that were stopped before still read."""
@@ -153,8 +155,8 @@ def test_nodes_that_end_in_peace_break_no_promise(tmp_path: Path, record_propert
 @pytest.mark.parametrize(
     ("function", "kinds", "deck", "expected"),
     [
-        ("serve_early", [KILL] * 6, [], {"lost", "two values", "transactions"}),
-        ("serve_unfenced", [PAUSE] * 4, [], {"lost", "acknowledged by a fenced node"}),
+        ("serve_early", [KILL] * 6, [], {"lost", "two values", "transactions", "ended"}),
+        ("serve_unfenced", [PAUSE] * 4, [], {"lost", "acknowledged by a fenced node", UNREAD}),
         ("serve_ungated", [PARTITION] * 4, [FROM_STORE] * 4, {"leases"}),
     ],
 )
@@ -162,8 +164,10 @@ def test_nodes_that_break_a_rule_are_found(
     tmp_path: Path, function: str, kinds: list[str], deck: list[str], expected: set[str]
 ) -> None:
     """Negative controls of the whole: a right history is no luck."""
-    clients, _, final, _ = _history(
-        tmp_path, PostgresProcess(), NAMESPACES, kinds, function=f"tests.faults.wrong_nodes:{function}", deck=deck
-    )
-    found = clients.mistakes(final)
+    wrong = f"tests.faults.wrong_nodes:{function}"
+    try:
+        clients, _, final, _ = _history(tmp_path, PostgresProcess(), NAMESPACES, kinds, function=wrong, deck=deck)
+        found = clients.mistakes(final)
+    except AssertionError as error:  # a client met what cannot be
+        found = [f"{UNREAD if UNREAD in str(error) else 'ended'}: {error}"]
     assert {mistake.partition(":")[0] for mistake in found} & expected, found

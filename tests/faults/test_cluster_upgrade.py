@@ -16,6 +16,8 @@ from headrace.model.errors import InvalidArgument
 
 VERSION_1, VERSION_2 = "tests.faults.versioned_node:serve_version_1", "tests.faults.versioned_node:serve_version_2"
 TOPIC = "orders"
+_REPORTED_S = 1.2
+"""Followers report to the node that serves twice a second."""
 
 
 class _Upgrading:
@@ -35,6 +37,7 @@ class _Upgrading:
     def replace(self, name: str, version: str) -> None:
         """End a node in peace, and start it with another version."""
         node = self.cluster.nodes[name]
+        time.sleep(_REPORTED_S)  # or one that has just begun to serve knows no successor, and is the next one itself
         node.stop()
         node.function = version
         node.start()

@@ -3,13 +3,15 @@
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import rule, run_state_machine_as_test
 from tests.faults.test_log_model import LogOnAFaultyDisk
 from tests.replica import DoubtfulStore, check_replica, replay, replicated, seal, tree
 
 from headrace.storage.disk import OpenFile
+from headrace.storage.replicated import writer
 from headrace.storage.replicated.disk import ReplicatedDisk
 from headrace.testing import MemoryDisk, PowerLoss, Unsynced
 
@@ -136,5 +138,12 @@ class LogOnAReplicatedDisk(LogOnAFaultyDisk):
         super().teardown()
 
 
-LogOnAReplicatedDisk.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+_SETTINGS = settings(max_examples=60, stateful_step_count=30)
+LogOnAReplicatedDisk.TestCase.settings = _SETTINGS
 test_log_on_a_replicated_disk = LogOnAReplicatedDisk.TestCase
+
+
+def test_a_log_whose_syncs_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a slow store, though this one is quick."""
+    monkeypatch.setattr(writer, "_INLINE_S_MAX", -1.0)
+    run_state_machine_as_test(LogOnAReplicatedDisk, settings=_SETTINGS)

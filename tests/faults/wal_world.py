@@ -29,6 +29,7 @@ from headrace.storage.replicated.retention import (
     collect_checkpoints_steps,
     collect_chunks_steps,
     collect_wal_steps,
+    list_chunks_steps,
 )
 from headrace.storage.replicated.steps import GetObject, GetObjects, PutNew, StoreRequest
 from headrace.storage.replicated.wal import IN_FLIGHT_MAX, PutOutcome, Waiter, WriteAheadLog
@@ -576,9 +577,10 @@ class SimulatedOwner:
         needed = {chunk for chunks in self._kept.values() for chunk in chunks} | set(self._known.values())
         position = parse_checkpoint_name(kept[0]).position
         yield Sleep(self.world.random.uniform(0, 5))
+        self.world.deleted += yield from collect_checkpoints_steps(self.keys, current, kept, 100)
+        listed = yield from list_chunks_steps(self.keys)
         for steps in (
-            collect_checkpoints_steps(self.keys, current, kept, 100),
-            collect_chunks_steps(self.keys, self.epoch, needed, 100),
+            collect_chunks_steps(self.keys, self.epoch, listed, needed, 100),
             collect_wal_steps(self.keys, position, self.seals, 100),
         ):
             self.world.deleted += yield from steps

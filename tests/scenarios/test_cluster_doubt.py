@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node_process import PATIENCE_S, NodeProcess, caught_up, connect, eventually
+from tests.node_process import PATIENCE_S, NodeProcess, caught_up, connect, eventually, owner_of
 
 from headrace.errors import ConnectionFailed
 
 DUE = datetime(2040, 1, 1, tzinfo=UTC)
 HANGS_S = 7.0
 """Longer than the five seconds after which a node that cannot reach the store stops serving."""
+AWAY_S = 2.0
 GUARD_FIRST = """
 import runpy
 from headrace.cluster import epoch_guard
@@ -110,3 +111,44 @@ def test_what_must_not_happen_twice_happens_once_and_is_told_to_be_in_doubt(
         assert sorted(one.value for one in found) == [b"a", b"b"]
         [due_us] = [one.due for one in found if one.value == b"a"]
         assert datetime.fromtimestamp((due_us or 0) / 1e6, UTC) in (DUE, DUE + timedelta(days=1))
+
+
+def test_a_store_whose_directory_goes_away_takes_nothing_until_it_is_back(
+    nodes: list[NodeProcess], tmp_path: Path
+) -> None:
+    """As when it is unmounted, or renamed by mistake: a new directory in its place would take what is acknowledged."""
+    store, away = tmp_path / "store", tmp_path / "store.away"
+    eventually(lambda: caught_up(nodes, "b"))
+    acknowledged: list[bytes] = []
+    stops = threading.Event()
+
+    def publish() -> None:
+        with connect(nodes, name="publisher") as bus:
+            while not stops.is_set():
+                value = b"%d" % len(acknowledged)
+                bus.publish("jobs", value)
+                acknowledged.append(value)
+
+    wait = outcomes_of(publish)
+    try:
+        eventually(lambda: len(acknowledged) > 20)
+        store.rename(away)
+        time.sleep(0.2)  # for what was on its way
+        before = len(acknowledged)
+        time.sleep(AWAY_S)
+        assert not store.exists(), "somebody has made the directory again"
+        assert len(acknowledged) == before, "a message was acknowledged that is in no store"
+        away.rename(store)
+        eventually(lambda: len(acknowledged) > before + 20)
+    finally:
+        stops.set()
+    assert wait() == [None]
+    with connect(nodes) as bus:
+        assert [message.value for message in read_all(bus, "jobs")] == acknowledged
+    eventually(lambda: caught_up(nodes, "b" if owner_of(nodes) == "a" else "a"))
+    assert "its directory was moved, removed or unmounted" in nodes[0].log.read_text()
+
+
+def read_all(bus: Any, topic: str) -> list[Any]:
+    """All messages of the first partition."""
+    return [message for batch in bus.fetch(topic, 0, 0, bytes_max=1 << 24) for message in batch.messages()]

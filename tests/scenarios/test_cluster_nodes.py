@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.node_process import PATIENCE_S, NodeProcess, caught_up, connect, describe, eventually
@@ -168,6 +169,40 @@ def test_a_terminated_owner_hands_over(nodes: list[NodeProcess]) -> None:
     assert publisher.longest_s < 5
 
 
+def test_a_terminated_owner_serves_on_while_its_successor_catches_up(place: Path) -> None:
+    slow: Any = {"program": ("-m", "tests.faulty_node"), "environment": {"TEST_WAL_DELAY": "0.1"}}
+    a, b = NodeProcess(place, "a"), NodeProcess(place, "b", **slow)
+    try:
+        eventually(lambda: caught_up([a, b], "b"))
+        with connect([a]) as bus:
+            for number in range(40):  # each is an object of its own
+                bus.publish("orders", b"%d" % number)
+            assert next(one for one in describe([a]).nodes if one.node == "b").lag_objects > 20
+            a.send(signal.SIGTERM)
+            shard = eventually(lambda: (found := describe([a]).shards[0]).releasing and found)
+            assert (shard.owner, shard.successor) == ("a", "b")
+            bus.publish("orders", b"40")
+        assert a.wait_ended() == 0
+        assert values([b]) == [b"%d" % number for number in range(41)]
+        assert "claimed  node=b epoch=2" in b.log.read_text()
+        assert "successor is behind" not in a.log.read_text()
+    finally:
+        a.end()
+        b.end()
+
+
+def test_an_owner_that_is_terminated_right_after_its_claim_waits_until_a_node_follows_it(
+    nodes: list[NodeProcess],
+) -> None:
+    _, b = nodes
+    eventually(lambda: caught_up(nodes, "b"))
+    with connect(nodes) as bus:
+        bus._broker.request(ClusterMove(0, "b"))
+    eventually(lambda: "claimed  node=b epoch=2" in b.log.read_text())
+    assert b.terminate() == 0
+    assert "handing over  node=b epoch=2 successor=a" in b.log.read_text()
+
+
 def test_a_shard_is_moved_and_a_node_drained(nodes: list[NodeProcess]) -> None:
     eventually(lambda: caught_up(nodes, "b"))
     with SteadyPublisher(nodes) as publisher:
@@ -184,6 +219,70 @@ def test_a_shard_is_moved_and_a_node_drained(nodes: list[NodeProcess]) -> None:
             bus._broker.request(ClusterMove(0, "b"))
         assert status.shards[0].epoch == 3
     assert values(nodes) == publisher.acknowledged
+
+
+def test_no_call_fails_in_a_hand_over_even_if_it_must_not_happen_twice(nodes: list[NodeProcess]) -> None:
+    eventually(lambda: caught_up(nodes, "b"))
+    ends, done, failed = threading.Event(), [0], list[BaseException]()
+
+    def work() -> None:
+        try:
+            with connect(nodes) as bus:
+                bus.create_topic("jobs")
+                while not ends.is_set():
+                    bus.create_subscription("jobs", f"s{done[0]}")
+                    bus.delete_subscription("jobs", f"s{done[0]}")
+                    done[0] += 1
+        except BaseException as error:  # noqa: BLE001 whoever waits for the thread gets it
+            failed.append(error)
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    with connect(nodes) as bus:
+        for target in "baba":
+            count = done[0]
+            eventually(lambda count=count: done[0] > count + 5 or failed)
+            bus.cluster.move(0, target)
+    ends.set()
+    worker.join(PATIENCE_S)
+    assert not failed, failed
+
+
+def test_a_shard_goes_to_the_node_that_it_is_moved_to(nodes: list[NodeProcess], place: Path) -> None:
+    """Also when others see that the owner closes its connections before they hear of the hand-over."""
+    nodes.append(NodeProcess(place, "c"))
+    targets = ["b", "c", "a"] * 3
+    for target in targets:
+        eventually(lambda target=target: caught_up(nodes, target))
+        with connect(nodes) as bus:
+            bus.cluster.move(0, target)
+        assert describe(nodes).shards[0].owner == target
+    assert describe(nodes).shards[0].epoch == 1 + len(targets)
+
+
+def test_a_shard_is_moved_and_a_node_drained_right_after_a_move(nodes: list[NodeProcess]) -> None:
+    """The client repeats the request until the former owner follows, which takes it a moment."""
+    eventually(lambda: caught_up(nodes, "b"))
+    with connect(nodes) as bus:
+        for target in "baba":
+            bus.cluster.move(0, target)
+        assert bus.cluster.drain("a").shards[0].owner == "b"
+        with pytest.raises(headrace.errors.InvalidArgument, match=r"a cannot .*: it was drained; .* no other node can"):
+            bus.cluster.move(0, "a")
+        bus.cluster.drain("a", drained=False)
+        assert bus.cluster.drain("b").shards[0].owner == "a"
+
+
+def test_a_follower_knows_that_it_was_drained_when_the_command_says_so(nodes: list[NodeProcess]) -> None:
+    a, b = nodes
+    eventually(lambda: caught_up(nodes, "b"))
+    with connect(nodes, timeout=PATIENCE_S) as bus:
+        bus.cluster.drain("b")
+        a.kill()
+        began = time.monotonic()
+        bus.publish("orders", b"1")
+    assert time.monotonic() - began > 8  # it waits for another node to take over
+    assert "node drained" in b.log.read_text()
 
 
 def test_a_cluster_of_one_is_started_again(place: Path) -> None:

@@ -15,7 +15,7 @@ from tests.known import ENVIRONMENT
 from tests.node_process import NodeProcess, caught_up, connect, describe, eventually, owner_of
 
 import headrace
-from headrace.errors import Forbidden, NotAuthenticated
+from headrace.errors import Forbidden, NotAuthenticated, SecurityRequired
 
 
 class SecureStage:
@@ -58,7 +58,11 @@ def stage(tmp_path: Path) -> Iterator[SecureStage]:
 
 
 def roles(stage: SecureStage) -> dict[str, str]:
-    return {node.node: node.role for node in describe(stage.nodes, **stage.as_admin).nodes}
+    return roles_of(stage.nodes, stage.as_admin)
+
+
+def roles_of(nodes: list[NodeProcess], options: dict[str, str]) -> dict[str, str]:
+    return {node.node: node.role for node in describe(nodes, **options).nodes}
 
 
 def test_nodes_with_a_token_follow_over_tls_and_definitions_survive_failovers(stage: SecureStage) -> None:
@@ -145,3 +149,23 @@ def test_without_security_no_node_listens_on_the_network(tmp_path: Path) -> None
     finally:
         first.end()
         second.end()
+
+
+def test_security_stays_on_while_a_network_reaches_any_node(tmp_path: Path) -> None:
+    made = SecureStage(tmp_path)
+    try:
+        made.start("a", "--node-token-file", made.token, "--node-ca", str(tmp_path / "ca" / "ca.pem"))
+        b = made.start(
+            *("b", "--node-token-file", made.token, "--node-ca", str(tmp_path / "ca" / "ca.pem")),
+            *("--advertise", "headraces://node-b.example.org:7390"),
+        )
+        eventually(lambda: caught_up(made.nodes[:1], "b", **made.as_admin))
+        with connect(made.nodes[:1], **made.as_admin) as bus:
+            with pytest.raises(SecurityRequired, match=r"node-b\.example\.org"):
+                bus.auth.enable(False)
+            assert b.terminate() == 0
+            eventually(lambda: roles_of(made.nodes[:1], made.as_admin)["b"] == "stopped")
+            bus.auth.enable(False)
+    finally:
+        for node in made.nodes:
+            node.end()

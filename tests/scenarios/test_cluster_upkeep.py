@@ -175,13 +175,13 @@ def test_the_status_shows_who_is_silent_and_nobody_is_drained_to_nobody(start: S
     eventually(lambda: owner_of([b]) == "b")
     roles = eventually(lambda: (found := {one.node: one.role for one in describe([b]).nodes}).get("b") and found)
     assert roles == {"a": "silent", "b": "serving"}
-    with connect([b], timeout=10) as bus:
-        began = time.monotonic()
+    with connect([b], timeout=20) as bus:
+        began = time.monotonic()  # what has been silent for a moment only may follow soon
         with pytest.raises(InvalidArgument, match="no other node can take over"):
             bus.cluster.drain("b")
-        with pytest.raises(InvalidArgument, match="a cannot take the shard over"):
+        with pytest.raises(InvalidArgument, match="a cannot take the shard over: it has been silent for"):
             bus.cluster.move(0, "a")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 10
         assert bus.publish("orders", b"2").offset == 1
 
 

@@ -2,14 +2,19 @@
 
 import asyncio
 import contextlib
+import json
+import select
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.http_client import needs_http
+from tests.http_client import HttpClient, Reply, http_server, native_url_of, needs_http, url_of
 from tests.replica import replay, replicated, seal
+from tests.socket_client import SocketClient
 from tests.webhook_stage import needs_outgoing, threaded_receiver
 
 import headrace
@@ -139,6 +144,72 @@ def test_a_receiver_of_a_webhook_hears_nothing_that_is_not_in_the_store(address:
         disk.answers.set()
         publishing.join()
         receiver.wait_for(2)
+
+
+def publish_and_leave(url: str, path: str, content: bytes, key: str) -> None:
+    """Send a publish with a key, and close the connection before the answer comes."""
+    client = HttpClient(url)
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {client.host}\r\nContent-Type: application/json\r\nIdempotency-Key: {key}\r\n"
+    )
+    with socket.create_connection((client.host, client.port)) as connection:
+        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        time.sleep(QUIET_S)
+        assert not select.select([connection], [], [], 0)[0], "it is answered while the disk does not answer"
+
+
+@needs_http
+@pytest.mark.parametrize("is_replicated", [True, False], ids=["cluster", "plain"])
+@pytest.mark.parametrize("content", [{"value": 1}, [{"value": 1}, {"value": 2}]], ids=["one", "many"])
+def test_a_publish_with_a_key_is_stored_once_although_its_client_left_and_repeats_it(
+    tmp_path: Path, disk: HeldDisk, is_replicated: bool, content: Any
+) -> None:
+    disk.is_replicated = is_replicated
+    path, body = "/v1/topics/orders/messages", json.dumps(content).encode()
+    with http_server(tmp_path / "data", disk=disk) as server, headrace.connect(native_url_of(server)) as bus:
+        bus.create_topic("orders")
+        disk.answers.clear()
+        try:
+            for _ in range(2):
+                publish_and_leave(url_of(server), path, body, "a")
+            replies: list[Reply] = []
+            client = HttpClient(url_of(server))
+            repeat = threading.Thread(
+                target=lambda: replies.append(
+                    client.post(path, body, Content_Type="application/json", Idempotency_Key="a")
+                )
+            )
+            repeat.start()
+            time.sleep(QUIET_S)
+            assert not replies
+        finally:
+            disk.answers.set()
+        repeat.join()
+        again = client.post(path, body, Content_Type="application/json", Idempotency_Key="a")
+        client.close()
+        for reply in (replies[0], again):
+            assert (reply.status, reply.headers["idempotency-replayed"]) == (201, "true")
+        assert again.json == replies[0].json
+        assert bus.offsets("orders") == {0: len(content) if isinstance(content, list) else 1}
+
+
+@needs_http
+def test_a_publish_with_a_key_is_stored_once_although_its_websocket_closed(tmp_path: Path, disk: HeldDisk) -> None:
+    with http_server(tmp_path / "data", disk=disk) as server, headrace.connect(native_url_of(server)) as bus:
+        bus.create_topic("orders")
+        disk.answers.clear()
+        try:
+            with SocketClient(url_of(server)) as first:
+                first.send("Publish", [{"value": 1}], topic="orders", idempotency_key="a")
+                time.sleep(QUIET_S)
+            second = SocketClient(url_of(server))
+            number = second.send("Publish", [{"value": 1}], topic="orders", idempotency_key="a")
+            time.sleep(QUIET_S)
+        finally:
+            disk.answers.set()
+        with second:
+            assert [one["offset"] for one in second.answer(number)["answer"]["receipts"]] == [0]
+        assert bus.offsets("orders") == {0: 1}
 
 
 def test_administration_of_security_is_unchanged_with_shared_definitions(tmp_path: Path) -> None:

@@ -12,6 +12,10 @@ from tests.node_process import CLUSTER, NodeProcess, connect, eventually
 
 import headrace
 from headrace.errors import LogInUse
+from headrace.storage.disk import LocalDisk
+from headrace.storage.replicated.epochs import read_manifest
+from headrace.storage.replicated.keys import ShardKeys
+from headrace.storage.stores.directory import DirectoryStore
 
 _PROGRAM = """
 import sys, time, headrace
@@ -78,6 +82,20 @@ def test_open_async_is_a_node_too(tmp_path: Path, store: str) -> None:
             return (await bus.publish("orders", b"2")).offset
 
     assert asyncio.run(use()) == 1
+
+
+def test_a_program_that_does_not_close_its_node_ends_in_order(tmp_path: Path, store: str) -> None:
+    program = f"""
+import headrace
+bus = headrace.open({str(tmp_path / "one")!r}, store={store!r}, cluster={CLUSTER!r})
+print(bus.publish("orders", b"1").durability.name)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "REPLICATED\n")
+    assert "Traceback" not in ended.stderr, ended.stderr
+    found = read_manifest(DirectoryStore(LocalDisk(), store.removeprefix("directory://")), ShardKeys(CLUSTER, 0))
+    assert found is not None
+    assert found.manifest.released
 
 
 def test_a_second_program_is_refused_until_the_first_is_gone(tmp_path: Path, store: str, other: OtherProgram) -> None:

@@ -256,7 +256,16 @@ def test_what_is_no_http_is_refused(client: HttpClient) -> None:
         status(client.raw(b"GET /v1/topics HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\nConnection: close\r\n\r\n"))
         == 400
     )
-    assert status(client.raw(b"GET /v1/topics HTTP/1.1\r\nConnection: close\r\n\r\n")) == 403
+    assert status(client.raw(b"GET /v1/topics HTTP/1.1\r\nConnection: close\r\n\r\n")) == 400
+    old = b"POST /v1/topics/orders/messages HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    assert status(client.raw(old)) == 400
+
+
+def test_a_text_that_is_no_time_is_explained_without_the_pattern(client: HttpClient) -> None:
+    refused = client.get("/v1/topics/orders/partitions/0/messages?time=abc")
+    assert refused.code == "invalid_field"
+    assert "openapi.json" in refused.json["detail"]
+    assert "[0-9]" not in refused.json["detail"]
 
 
 def test_an_upgrade_is_answered_as_a_plain_request(client: HttpClient) -> None:

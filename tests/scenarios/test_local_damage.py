@@ -1,10 +1,13 @@
 """Bits that flip on a node's own disk, which is only a cache of the store: nothing is lost, and nothing follows."""
 
+import time
 from collections.abc import Callable, Iterator
+from http.client import HTTPException
 from pathlib import Path
 from random import Random
 
 import pytest
+from tests.http_client import HttpClient
 from tests.node_process import CLUSTER, NodeProcess, caught_up, connect, describe, eventually
 
 import headrace
@@ -103,6 +106,52 @@ def test_a_queue_on_a_damaged_owner_delivers_everything(start: Start) -> None:
     assert a.log.read_text().count(DAMAGED) == 1
 
 
+def test_readers_of_a_damaged_owner_get_every_message(start: Start) -> None:
+    a = start("a", *SELDOM)
+    values = fill(a, "orders", range(1000))
+    assert flip(a)
+    with connect([a]) as bus:
+        with bus.subscribe("orders", start="earliest", timeout=5, on_corrupt="skip") as messages:
+            assert [message.value for message in messages] == values
+            assert messages.skipped == 0
+        assert a.log.read_text().count(DAMAGED) == 1
+        assert flip(a)
+        found: list[bytes | None] = []
+        while batches := bus.fetch("orders", 0, len(found)):
+            for batch in batches:
+                found += batch.columns().values
+        assert found == values
+    assert a.log.read_text().count(DAMAGED) == 2
+    assert "damaged messages" not in a.log.read_text()
+
+
+def test_readers_over_http_of_a_damaged_owner_are_told_nothing_wrong(start: Start) -> None:
+    a = start("a", *SELDOM)
+    count = len(fill(a, "orders", range(1000)))
+    assert flip(a)
+    client = HttpClient(a.http)
+    page = "/v1/topics/orders/partitions/0/messages"
+    offset, refused = 0, set()
+    deadline = time.monotonic() + 30
+    while offset < count:
+        assert time.monotonic() < deadline, f"stuck at {offset}: {refused}"
+        try:
+            answer = client.get(f"{page}?offset={offset}&limit=1000")
+        except (OSError, HTTPException):  # the node has closed its connections
+            client.close()
+            continue
+        if answer.status == 200:
+            found = answer.json["messages"]
+            assert [one["offset"] for one in found] == list(range(offset, offset + len(found)))
+            offset += len(found)
+        else:
+            refused.add(answer.code)
+            time.sleep(0.05)
+    client.close()
+    assert refused <= {"fenced", "not_serving"}
+    assert a.log.read_text().count(DAMAGED) == 1
+
+
 def test_a_follower_whose_copy_is_damaged_takes_over(start: Start) -> None:
     a, b = start("a", *SELDOM), start("b", *SELDOM)
     values = fill(a, "orders", range(3000))
@@ -117,6 +166,20 @@ def test_a_follower_whose_copy_is_damaged_takes_over(start: Start) -> None:
     assert b.process.poll() is None
 
 
+def test_a_follower_whose_format_file_is_damaged_takes_over(start: Start) -> None:
+    a, b = start("a", *SELDOM), start("b", *SELDOM)
+    values = fill(a, "orders", range(100))
+    eventually(lambda: caught_up([a, b], "b"))
+    with (b.data / "shards/000/format").open("r+b") as file:
+        for slot in (0, 4096):
+            file.seek(slot + 20)
+            file.write(b"damage")
+    a.kill()
+    eventually(lambda: describe([b]).shards[0].owner == "b")
+    assert values_of([b], "orders") == values
+    assert "comparing it with the store" in b.log.read_text()
+
+
 def test_damage_that_was_imported_is_what_it_is(start: Start, tmp_path: Path) -> None:
     randbytes = Random(1).randbytes
     with headrace.open(tmp_path / "plain") as bus:
@@ -124,7 +187,9 @@ def test_damage_that_was_imported_is_what_it_is(start: Start, tmp_path: Path) ->
             bus.publish_many("orders", [b"%d-%d" % (number, at) + randbytes(100) for at in range(20)])
     (path,) = (found for found in (tmp_path / "plain").rglob("*.seg") if "topics" in str(found))
     assert flip_file(path)
-    import_directory(str(tmp_path / "plain"), f"directory://{tmp_path}/store", CLUSTER, "", lambda *_: None)
+    import_directory(
+        str(tmp_path / "plain"), f"directory://{tmp_path}/store", CLUSTER, "", lambda *_: None, damaged=True
+    )
     a = start("a", *OFTEN)
     with connect([a]) as bus, bus.subscribe("orders", start="earliest", timeout=5, on_corrupt="skip") as messages:
         assert len([message.value for message in messages]) == 29 * 20

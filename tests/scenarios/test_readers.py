@@ -16,7 +16,7 @@ from tests.scenarios.processes import END, finish, start
 
 import headrace
 from headrace.model.batch import parse
-from headrace.model.errors import CursorInUse, LogInUse, LogNotFound
+from headrace.model.errors import CursorInUse, LogInUse, LogNotFound, OffsetOutOfRange
 from headrace.storage.disk import LocalDisk, OpenFile
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.segment import DATA_AT
@@ -125,6 +125,25 @@ def test_a_reader_survives_that_the_last_segment_is_cut_while_it_looks_for_its_e
     reader = start("be_surprised", path)
     started.append(reader)
     assert finish(reader)[0]["messages"] == 1
+
+
+class Truncating(LocalDisk):
+    """Before the reader looks whether a writer is at work, one truncates the log and leaves."""
+
+    def lock(self, file: OpenFile, *, wait: bool = False, shared: bool = False) -> bool:
+        with headrace.Log(os.path.dirname(file.path)) as log:
+            log.truncate_before(log.next_offset)
+        return super().lock(file, wait=wait, shared=shared)
+
+
+def test_a_reader_opened_while_a_writer_truncates_and_leaves_sees_the_first_offset_that_is_left(place: Path) -> None:
+    with headrace.Log(place / "log", segment_bytes=8 << 10) as log:
+        append(log, SEED, 1000)
+    with headrace.Log(place / "log", readonly=True, host=StorageRuntime(Truncating())) as reader:
+        assert (reader.first_offset, reader.next_offset) == (1000, 1000)
+        assert list(reader) == []
+        with pytest.raises(OffsetOutOfRange):
+            reader.read(500)
 
 
 def test_who_opens_a_log_that_is_not_there_is_told_so(place: Path) -> None:

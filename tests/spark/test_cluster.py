@@ -123,9 +123,7 @@ def pack(directory: Path) -> None:
     for line in recipe.splitlines():
         if line.startswith("PYSPARK_PYTHON"):
             continue  # which is how programs are started
-        command = line.replace("python -m venv", f"{sys.executable} -m venv").replace(
-            "install headrace ", f"install {ROOT} "
-        )
+        command = line.replace("python -m venv", f"{sys.executable} -m venv").replace("/path/to/headrace", str(ROOT))
         done = subprocess.run(
             ["bash", "-c", command], cwd=directory, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )

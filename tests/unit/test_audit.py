@@ -94,6 +94,18 @@ def test_administrative_actions_are_recorded_with_who_did_them(bench: Workbench)
     assert verified(bench).intact
 
 
+def test_the_record_of_a_cancelled_request_tells_what_was_done(tmp_path: Path) -> None:
+    bench = secured(Workbench(tmp_path / "data"))
+    bench.holding_syncs = True
+    created = bench.begin(TopicCreate("orders"))
+    bench.run()
+    assert created.cancel()
+    bench.release_syncs()
+    last = records(bench)[-1]
+    assert (last.action, last.outcome) == ("TopicCreate", "done")
+    assert bench.broker._topics.find("orders") is not None
+
+
 def test_an_action_is_answered_when_its_record_is_stored(bench: Workbench) -> None:
     pending = bench.begin(TopicCreate("orders"))
     while not pending.resolved:

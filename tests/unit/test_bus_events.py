@@ -19,7 +19,7 @@ from headrace.broker.settings import BrokerSettings
 from headrace.model.batch import parse
 from headrace.model.bus_event import EVENT_KINDS, BusEvent, EventsRecord, decode_event
 from headrace.model.errors import HeadraceError, InvalidArgument, PartitionNotFound, TopicNotFound
-from headrace.model.idempotency import PublishOnce
+from headrace.model.idempotency import PartitionBatch, PublishOnce
 from headrace.model.leasing import (
     Holding,
     Lease,
@@ -567,5 +567,9 @@ def test_a_publish_to_a_partition_that_a_new_topic_does_not_have_makes_no_topic(
         bench.publish("orders", [b"oops"], partition=99)
     with pytest.raises(PartitionNotFound, match="a new one has no partition 99"):
         bench.ask(TransactionStage("t", begun.epoch, "orders", 99), bench.batch([b"oops"]).data)
+    batch = bench.batch([b"oops"]).data
+    once = PublishOnce("orders", b"k" * 16, b"r" * 16, [PartitionBatch(99, len(batch))])
+    with pytest.raises(PartitionNotFound, match="a new one has no partition 99"):
+        bench.ask(once, batch)
     with pytest.raises(TopicNotFound):
         bench.ask(TopicDescribe("orders"))

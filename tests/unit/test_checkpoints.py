@@ -12,14 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.replica import tree
 
+from headrace.cluster.checkpoints import checkpoint_maker
+from headrace.cluster.shards import OwnedShard
 from headrace.model.errors import CorruptFile, Fenced, InvalidArgument, StoreUnavailable
 from headrace.storage.replicated import checkpoint, checkpoint_format
 from headrace.storage.replicated.checkpoint import Checkpointer, fetch_chunk, load_checkpoint
 from headrace.storage.replicated.checkpoint_format import parse_checkpoint_name
 from headrace.storage.replicated.disk import ReplicatedDisk
-from headrace.storage.replicated.epochs import checkpoint_position, claim, new_nonce, read_manifest
+from headrace.storage.replicated.epochs import StoredManifest, checkpoint_position, claim, new_nonce, read_manifest
 from headrace.storage.replicated.following import FollowerBehind, ShardFollower
 from headrace.storage.replicated.keys import Position, ShardKeys
+from headrace.storage.replicated.log_size import LogSize
 from headrace.storage.replicated.operations import SEAL, decode_header, encode_seal
 from headrace.storage.replicated.restore import restore_at, restore_newest
 from headrace.storage.replicated.retention import KEPT_IN_WINDOW, RESTORE_US, choose_kept
@@ -183,6 +186,45 @@ def test_the_same_over_several_owners() -> None:
         before = owner.tree()
         owner.close()
     assert restored_tree(store) == before
+
+
+@pytest.mark.parametrize("overwritten", [False, True])
+def test_chunks_that_somebody_else_deleted_are_uploaded_again(
+    overwritten: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checkpoint refers to chunks of the one before without reading them: it must not refer to what is gone."""
+    store, random = MemoryStore(), Random(4)
+    owner = Owner(store, keep_us=0)
+    times = itertools.count(MINUTE, MINUTE)
+    shard = OwnedShard(owner.epoch, claimed_manifest(store), owner.disk, owner.writer, owner.follower.seals, LogSize())
+    store_checkpoint = checkpoint_maker(store, KEYS, shard, 0, lambda: next(times))
+    big = owner.disk.open(f"{ROOT}/big", create=True)
+    owner.disk.write(big, 0, random.randbytes(20 * CHUNK))
+    if overwritten:
+        store_checkpoint()
+        owner.disk.write(big, 0, b"again")
+    store_checkpoint()
+    chunks = store.names(KEYS.chunk_prefix)
+    store.delete(random.sample(chunks, 5) + store.names(KEYS.wal_prefix)[:-1])
+    owner.disk.write(big, 20 * CHUNK, b"more")
+    store_checkpoint()
+    assert "checkpoint is not whole" in caplog.text
+    assert restored_tree(store) == owner.tree()
+    caplog.clear()
+    puts = len(store.names(KEYS.chunk_prefix))
+    owner.disk.write(big, 20 * CHUNK, b"less")
+    store_checkpoint()
+    assert not caplog.text
+    assert len(store.names(KEYS.chunk_prefix)) <= puts + 1
+    assert restored_tree(store) == owner.tree()
+    owner.close()
+
+
+def claimed_manifest(store: MemoryStore) -> StoredManifest:
+    """The manifest as its owner has found it."""
+    found = read_manifest(store, KEYS)
+    assert found is not None
+    return found
 
 
 def test_only_what_changed_is_uploaded_and_only_what_differs_is_fetched() -> None:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from headrace.cluster.claims import (
     ANSWER_US,
+    CATCH_UP_US,
+    CAUGHT_UP_US,
     DRAINED_RANKS,
     LOST_US,
     RANK_US,
@@ -24,6 +26,7 @@ from headrace.cluster.claims import (
     best_successor,
     decide_follower,
     decide_owner,
+    may_release,
     rank_of,
 )
 from headrace.storage.replicated.keys import Position
@@ -232,3 +235,20 @@ def test_a_claim_that_failed_is_not_repeated_at_once() -> None:
 def test_an_owner_whose_manifest_is_gone_stops() -> None:
     owner = OwnerView("a", 3, NOW, 3, store_problem="the manifest is missing")
     assert decide_owner(owner, NOW) == StopServing("the manifest is missing", by_force=False)
+
+
+def test_a_hand_over_waits_for_a_successor_that_is_behind_or_restored() -> None:
+    near = FollowerReport("b", Position(3, 9), NOW)
+    asked = Position(3, 9)
+    assert may_release(near, CAUGHT_UP_US - 1, asked, NOW, NOW)
+    assert not may_release(near, CAUGHT_UP_US, asked, NOW, NOW)
+    assert not may_release(near, 0, Position(3, 10), NOW, NOW)
+    assert not may_release(near._replace(is_able=False), 0, asked, NOW, NOW)
+
+
+def test_a_hand_over_waits_neither_for_long_nor_for_who_is_gone() -> None:
+    behind = FollowerReport("b", Position(3, 1), NOW)
+    asked = Position(3, 9)
+    assert may_release(behind, 60 * BEAT, asked, NOW - CATCH_UP_US, NOW)
+    assert may_release(behind._replace(heard_us=NOW - ANSWER_US), 60 * BEAT, asked, NOW, NOW)
+    assert may_release(None, 0, asked, NOW, NOW)

@@ -20,6 +20,7 @@ from headrace.client.connection.addresses import HOSTS_MAX, parse_address
 from headrace.client.connection.endpoints import DIAL_TIMEOUT_S, FIRST_DIAL_TIMEOUT_S, Endpoints
 from headrace.client.connection.http_upgrade import HttpUpgrade
 from headrace.client.connection.redirects import URLS_MAX, fitting_addresses
+from headrace.model.requests import Done
 from headrace.wire.frames import Frame, frame
 from headrace.wire.native import Kind, failure
 
@@ -463,6 +464,36 @@ def test_a_failure_of_the_whole_connection_says_where_to_go(nodes: list[Scripted
 
     run(first.url, story)
     assert len(first.hellos) == 1
+    assert Kind.TOPIC_DELETE not in second.asked
+
+
+def test_what_a_node_had_not_handled_when_it_left_is_sent_to_the_next(nodes: list[ScriptedNode], run: Run) -> None:
+    first, second, _ = nodes
+
+    def leave(handled: int) -> Callable[[socket.socket, Frame], None]:
+        def say(to: socket.socket, ask: Frame) -> None:
+            first.follow(second.url)
+            left = not_serving(second.url)
+            left.details["last_handled"] = ask.correlation + handled
+            to.sendall(bytes(frame(Kind.FAILURE, 0, failure(left))))
+
+        return say
+
+    async def unhandled(bus: Any) -> None:
+        first.says[Kind.TOPIC_DELETE] = leave(-1)
+        second.says[Kind.TOPIC_DELETE] = lambda to, ask: second.answer(to, ask, Done())
+        await bus.delete_topic("t")  # sent again although it must not be done twice
+
+    async def handled(bus: Any) -> None:
+        first.says[Kind.TOPIC_DELETE] = leave(0)
+        with pytest.raises(errors.ConnectionFailed):
+            await bus.delete_topic("t")
+
+    run(first.url, unhandled)
+    assert Kind.TOPIC_DELETE in second.asked
+    first.serve()
+    second.asked.clear()
+    run(first.url, handled)
     assert Kind.TOPIC_DELETE not in second.asked
 
 

@@ -42,8 +42,8 @@ class OwnerOfLog:
     def checkpoint(self) -> None:
         self.owner.checkpointer.make_from(self.disk, next(self._moments))
 
-    def flip(self, position: int) -> None:
-        file = self.local.open(SEGMENT, write=True)
+    def flip(self, position: int, path: str = SEGMENT) -> None:
+        file = self.local.open(path, write=True)
         self.local.write(file, position, bytes([self.local.read(file, position, 1)[0] ^ 0x40]))
 
     def end(self) -> None:
@@ -72,6 +72,16 @@ def test_damage_is_in_no_checkpoint(shard: OwnerOfLog, store: MemoryStore, posit
     assert not store.names("test/shards/000/checkpoints/")
     with pytest.raises(NotServing):
         shard.disk.make_directory(f"{ROOT}/new")  # nothing changes any more
+
+
+def test_a_record_that_cannot_be_read_is_in_no_checkpoint(shard: OwnerOfLog, store: MemoryStore) -> None:
+    shard.append(1)
+    for position in (20, 4116):
+        shard.flip(position, f"{LOG}/meta")
+    with pytest.raises(NotServing):
+        shard.checkpoint()
+    assert list(shard.disk.damaged) == ["topics/log/meta"]
+    assert not store.names("test/shards/000/checkpoints/")
 
 
 @pytest.mark.parametrize("position", [70, 700])

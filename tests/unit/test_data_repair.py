@@ -508,11 +508,26 @@ def test_a_fact_that_only_a_newer_headrace_knows_is_not_lost_by_a_repair(data: s
 
 
 @pytest.mark.parametrize("part", ["broker/journal", "topics/1/1", "broker/staging"])
-def test_a_log_without_its_record_is_whole(data: str, part: str) -> None:
+def test_a_log_without_its_record_has_its_messages(data: str, part: str) -> None:
     filled(data).close()
+    (messages,) = [log.findings.messages for log in verified(data).logs if log.path == f"{data}/{part}"]
     os.remove(f"{data}/{part}/meta")
+    assert [log.findings.record for log in verified(data).logs if not log.sound] == [f"{data}/{part}/meta"] * bool(
+        messages
+    )
+    repaired(data)
     assert verified(data).sound
     assert all_values(Workbench(data)) == ALL
+
+
+def test_a_broker_restores_the_record_of_a_log(data: str) -> None:
+    filled(data).close()
+    os.remove(f"{data}/topics/1/1/meta")
+    assert not verified(data).sound
+    bench = Workbench(data)
+    assert all_values(bench) == ALL
+    bench.close()
+    assert verified(data).sound
 
 
 # Crashes.

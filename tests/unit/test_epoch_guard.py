@@ -14,6 +14,7 @@ from headrace.cluster.ownership import Ownership
 from headrace.cluster.shards import OwnedShard
 from headrace.model.errors import StoreUnavailable
 from headrace.storage.replicated.keys import ShardKeys
+from headrace.storage.replicated.log_size import LogSize
 from headrace.storage.replicated.writer import WalWriter
 from headrace.storage.stores.memory import MemoryStore
 
@@ -75,7 +76,7 @@ def test_a_claim_that_took_long_is_confirmed_by_heartbeats_that_saw_its_epoch(
     ownership = Ownership(lambda *_: None, lambda: None, lambda _: None)
     stored: Any = SimpleNamespace(manifest=SimpleNamespace(epoch=seen_epoch))
     ownership.confirm(BeatRound(now_us, now_us, True, stored, None, None))
-    owned = OwnedShard(7, stored, cast(Any, SimpleNamespace()), writer_on(MemoryStore()), {})
+    owned = OwnedShard(7, stored, cast(Any, SimpleNamespace()), writer_on(MemoryStore()), {}, LogSize())
     ownership.begin(owned, now_us - 2 * UNCONFIRMED_US)
     assert ownership.is_unconfirmed(UNCONFIRMED_US) is is_unconfirmed
     ownership.end(owned, "the test is over")

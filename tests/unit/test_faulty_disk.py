@@ -102,9 +102,11 @@ def test_every_public_method_of_the_disk_is_known_here() -> None:
     methods = {name for name, value in vars(Disk).items() if callable(value) and not name.startswith("_")}
     assert methods - vars(FaultyDisk).keys() == {
         "zero",  # which writes by `write`
+        "begin_sync",  # which waits
         "close_some",  # its host's
         "on_failure",  # its node's
         "kept_order_since",  # which compares boots
+        "is_current",  # which only looks
         "report_damage",  # a replicated disk's
         "descriptors_max",
     }

@@ -3,14 +3,20 @@
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
+from tests.unit.test_commit_gate import FencedDisk, ReplicatedMemoryDisk
 
 from headrace.broker import idempotency
+from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.settings import BrokerSettings
+from headrace.middleware import Columns, Middleware, MiddlewareContext
 from headrace.model.errors import (
     Busy,
+    Cancelled,
+    Fenced,
     HeadraceError,
     IdempotencyKeyReused,
     IdempotencyTableFull,
@@ -23,6 +29,7 @@ from headrace.model.errors import (
 )
 from headrace.model.idempotency import OFFSET_UNKNOWN, PartitionBatch, PublishedOnce, PublishOnce, PublishReceipt
 from headrace.model.requests import TopicCreate, TopicDelete, TopicTrim
+from headrace.testing.memory_disk import MemoryDisk
 from headrace.testing.workbench import Workbench
 
 
@@ -79,6 +86,130 @@ def test_two_requests_at_once_append_once(data: str) -> None:
     assert [first.outcome.repeated, second.outcome.repeated] == [False, True]
     assert first.outcome.receipts == second.outcome.receipts
     assert bench.values("orders") == [b"a"]
+
+
+# Clients that disconnect while their publish is pending.
+
+
+@pytest.mark.parametrize("disk", [MemoryDisk, ReplicatedMemoryDisk], ids=["plain", "cluster"])
+@pytest.mark.parametrize("steps", range(30))
+def test_a_repeat_after_a_cancelled_request_appends_nothing_whenever_that_was_cancelled(
+    disk: type[MemoryDisk], steps: int
+) -> None:
+    bench = Workbench("/data", disk=disk())
+    bench.ask(TopicCreate("orders", {"partitions": 2}))
+    bench.syncing_later = True
+    asked, body = request(bench, b"k", (1, [b"a"]), (0, [b"b", b"c"]))
+    first = bench.begin(asked, body)
+    for _ in range(steps):
+        bench.step()
+    was_pending = first.cancel()
+    second = bench.begin(asked, body)
+    bench.run()
+    answer = second if isinstance(second, PublishedOnce) else second.outcome
+    assert answer.receipts == [PublishReceipt(1, 0, 1), PublishReceipt(0, 0, 2)]
+    assert answer.repeated
+    assert isinstance(first.outcome, Cancelled if was_pending else PublishedOnce)
+    assert (bench.values("orders", 1), bench.values("orders", 0)) == ([b"a"], [b"b", b"c"])
+
+
+@pytest.mark.parametrize("disk", [MemoryDisk, ReplicatedMemoryDisk], ids=["plain", "cluster"])
+def test_a_key_is_reserved_until_its_commit_is_decided_although_nobody_waits(disk: type[MemoryDisk]) -> None:
+    bench = Workbench("/data", disk=disk())
+    bench.ask(TopicCreate("orders"))
+    bench.holding_syncs = True
+    asked, body = request(bench, b"k", (0, [b"a"]))
+    for _ in range(3):  # each client disconnects before the disk answers
+        pending = bench.begin(asked, body)
+        bench.run()
+        assert pending.cancel()
+    assert isinstance(bench.begin(*request(bench, b"k", (0, [b"other"]))), IdempotencyKeyReused)
+    with patch.object(idempotency, "IDEMPOTENCY_KEYS_MAX", 1):
+        assert isinstance(bench.begin(*request(bench, b"l", (0, [b"a"]))), IdempotencyTableFull)
+    last = bench.begin(asked, body)
+    bench.release_syncs()
+    bench.run()
+    assert last.outcome.receipts == [PublishReceipt(0, 0, 1)]
+    assert last.outcome.repeated
+    assert bench.values("orders") == [b"a"]
+
+
+@pytest.mark.parametrize("cancelled", [0, 1, 2])
+def test_a_request_that_is_cancelled_leaves_the_others_with_its_key_alone(cancelled: int) -> None:
+    bench = Workbench("/data", disk=ReplicatedMemoryDisk())
+    bench.ask(TopicCreate("orders"))
+    bench.holding_syncs = True
+    asked, body = request(bench, b"k", (0, [b"a"]))
+    pending = [bench.begin(asked, body) for _ in range(3)]
+    bench.run()
+    assert pending[cancelled].cancel()
+    bench.release_syncs()
+    bench.run()
+    for number, one in enumerate(pending):
+        if number != cancelled:
+            assert one.outcome == PublishedOnce([PublishReceipt(0, 0, 1)], one.outcome.durability, repeated=number > 0)
+    assert bench.values("orders") == [b"a"]
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_a_repeat_after_a_cancelled_request_is_in_doubt_when_the_node_loses_its_shard(steps: int) -> None:
+    disk = FencedDisk()
+    bench = Workbench("/data", disk=disk)
+    bench.ask(TopicCreate("orders"))
+    bench.syncing_later = True
+    asked, body = request(bench, b"k", (0, [b"a"]))
+    first = bench.begin(asked, body)
+    for _ in range(steps):
+        bench.step()
+    first.cancel()
+    second = bench.begin(asked, body)
+    disk.fenced = Fenced("another node has the shard")
+    bench.run()
+    again = bench.begin(asked, body)
+    bench.run()
+    for one in (second, again):
+        told: Any = one.outcome if isinstance(one, PendingAnswer) else one
+        assert isinstance(told, Fenced | Busy) or told.receipts == [PublishReceipt(0, 0, 1)]
+    disk.fenced = None
+    after = Workbench("/data", disk=disk)  # the next owner, with what the store has
+    assert publish(after, b"k", (0, [b"a"])).receipts == [PublishReceipt(0, 0, 1)]
+    assert after.values("orders") == [b"a"]
+
+
+class SlowSuffix(Middleware):
+    """Adds a text to each value, on a thread."""
+
+    def __init__(self, _: Any) -> None:
+        self.inline = False
+
+    def on_publish(self, columns: Columns, _: MiddlewareContext) -> Columns:
+        return Columns([(value or b"") + b"!" for value in columns.values])
+
+
+def test_a_key_is_reserved_while_middleware_has_the_batch_of_a_cancelled_request() -> None:
+    bench = Workbench(middleware={"slow": SlowSuffix})
+    bench.ask(TopicCreate("orders", {"middleware": [{"name": "slow"}]}))
+    bench.holding_workers = True
+    asked, body = request(bench, b"k", (0, [b"a"]))
+    first = bench.begin(asked, body)
+    bench.run()
+    assert first.cancel()
+    second = bench.begin(asked, body)
+    bench.release_workers()
+    bench.run()
+    assert second.outcome == PublishedOnce([PublishReceipt(0, 0, 1)], 0, repeated=True)
+    assert bench.values("orders") == [b"a!"]
+
+
+def test_a_key_is_free_again_when_its_batches_could_not_be_processed() -> None:
+    bench = Workbench()
+    bench.ask(TopicCreate("orders", {"middleware": [SCHEMA]}))
+    with (
+        patch.object(bench.broker._pipeline, "process", side_effect=OSError("the disk failed")),
+        pytest.raises(HeadraceError),
+    ):
+        publish(bench, b"k", (0, [b'{"id":1}']))
+    assert not publish(bench, b"k", (0, [b'{"id":1}'])).repeated
 
 
 def test_batches_of_several_partitions_are_appended_together(data: str) -> None:

@@ -183,7 +183,10 @@ class Log:
     """Is synced when it is told so."""
 
     synced_offset = 0
-    is_small_backlog = False
+    is_small_backlog = overlaps_syncs = False
+
+    def request_sync(self) -> None:
+        """It is synced when it is told so."""
 
     def when_synced(self, _: int, tell: Callable[[HeadraceError | None], None]) -> None:
         self._tell = tell

@@ -479,6 +479,20 @@ def test_a_transaction_is_not_committed_while_a_batch_is_processed() -> None:
     assert bench.values("orders") == [b"1!"]
 
 
+def test_a_transaction_is_not_committed_while_the_batch_of_a_cancelled_request_is_processed() -> None:
+    bench = slow_bench()
+    epoch = bench.ask(TransactionBegin("t")).epoch
+    bench.holding_workers = True
+    staged = bench.begin(TransactionStage("t", epoch, "orders", 0), bench.batch([b"1"]).data)
+    assert staged.cancel()
+    with pytest.raises(Busy):
+        bench.ask(TransactionCommit("t", epoch))
+    bench.release_workers()
+    bench.run()
+    bench.ask(TransactionCommit("t", epoch))
+    assert bench.values("orders") == [b"1!"]
+
+
 def test_a_shared_transaction_keeps_its_dead_letters_over_a_restart() -> None:
     disk = MemoryDisk()
     bench = Workbench("/data", disk=disk)

@@ -14,6 +14,7 @@ from headrace.broker.broker import Broker
 from headrace.model.batch import Batch, Columns, encode, parse
 from headrace.model.errors import (
     InternalError,
+    NotServing,
     OffsetOutOfRange,
     PartitionNotFound,
     ProtocolError,
@@ -350,6 +351,24 @@ def test_answer_that_cannot_be_encoded_is_told(
 def test_second_hello_is_a_protocol_error(other: NativeClient) -> None:
     with pytest.raises(ProtocolError):
         other.hello()
+
+
+def test_a_node_that_leaves_says_which_request_it_handled_last() -> None:
+    server = EmbeddedServer(":memory:")
+    try:
+        with NativeClient(server.connect()) as client:
+            client.hello()
+            client.ask(Info())
+            last = client.send(Info())
+            assert_answer(client.receive(), last)
+            broker = server._server._broker  # type: ignore[union-attr]
+            assert broker is not None
+            server._loop.call_soon_threadsafe(broker.end_sessions, NotServing("it hands over"), "node ")
+            told = client.receive()
+            assert (told.correlation, failure(told).code) == (0, "not_serving")
+            assert failure(told).details["last_handled"] == last
+    finally:
+        server.close()
 
 
 def test_connection_that_breaks_leaves_nothing_behind(client: NativeClient, server: EmbeddedServer) -> None:

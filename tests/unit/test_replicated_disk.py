@@ -200,10 +200,24 @@ def test_a_write_that_fails_in_the_middle_is_recorded_as_far_as_it_went(tmp_path
     check_replica(disk, inner, str(tmp_path / "r"), store)
 
 
+def test_an_append_that_fails_in_the_middle_leaves_nothing(tmp_path: Path, store: MemoryStore) -> None:
+    inner = FaultyDisk(1, capacity_bytes=10)
+    disk = replicated(inner, str(tmp_path / "r"), store)
+    file = disk.open(f"{tmp_path}/r/a", create=True)
+    disk.write(file, 0, b"12345")
+    with pytest.raises(DiskFull):
+        disk.write(file, 5, b"abcdefghijkl")
+    assert inner.read(file, 0, 100) == b"12345"
+    disk.write(file, 5, b"6")
+    check_replica(disk, inner, str(tmp_path / "r"), store)
+    assert sum(len(operations) for operations in committed(store)) == 3  # one makes the file
+
+
 def test_a_local_disk_that_fails_altogether_ends_the_epoch(tmp_path: Path, store: MemoryStore) -> None:
     inner = FaultyDisk(1)
     disk = replicated(inner, str(tmp_path / "r"), store)
     file = disk.open(f"{tmp_path}/r/a", create=True)
+    disk.write(file, 0, b"abcdef")
     inner.fail_writes()
     inner.fail_reads()
     with pytest.raises(DiskFull):

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -612,6 +613,71 @@ def test_a_clock_that_was_quite_wrong_begins_the_day_anew() -> None:
     stage.jump(START + 3 * HOUR // 2)
     stage.until(START + 3 * HOUR)
     assert stage.hours() == [1, 2, 3, 2, 3]
+
+
+SKEWED = ["every 5s", "*/5 * * * * *", "* * * * *", "0 * * * *", "@daily"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("behind_us", [2 * SECOND, 9 * SECOND, 599 * SECOND])
+def test_no_run_is_published_again_by_a_clock_that_is_a_little_behind(
+    data: str, restarted: bool, behind_us: int
+) -> None:
+    """As when another node takes over: its clock is not quite the same."""
+    stage = Stage(data, START - HOUR - 7 * SECOND)
+    for when in SKEWED:
+        stage.set(topic_of(when), topic=topic_of(when), when=when)
+    stage.until(START + 1 * SECOND)
+    if restarted:
+        stage = stage.restarted(START + 1 * SECOND - behind_us)
+    else:
+        stage.jump(START + 1 * SECOND - behind_us)
+    stage.until(START + HOUR + 5 * SECOND)
+    for when in SKEWED:
+        runs = stage.runs(topic_of(when))
+        assert runs == sorted(set(runs)), f"{when} was published twice for one time"
+    assert stage.hours(topic_of("0 * * * *")) == [-1, 0, 1]
+    every = stage.runs(topic_of("every 5s"))
+    assert {after - before for before, after in pairwise(every)} == {5 * SECOND}, "it goes on where it was"
+
+
+def test_a_clock_that_is_set_back_further_is_followed_at_once(data: str) -> None:
+    stage = Stage(data)
+    stage.set(when="every 5s")
+    stage.until(START + HOUR)
+    stage.jump(START + HOUR - 11 * MINUTE)
+    assert stage.info().next_us == START + HOUR - 11 * MINUTE + 5 * SECOND
+    stage.until(START + HOUR)
+    stage = stage.restarted(START + HOUR - 11 * MINUTE)
+    assert stage.info().next_us == START + HOUR - 11 * MINUTE + 5 * SECOND
+
+
+def test_an_interval_that_was_made_by_a_clock_ahead_begins_with_that_time(data: str) -> None:
+    stage = Stage(data)
+    stage.set(when="every 5s")
+    stage = stage.restarted(START - 20 * SECOND)
+    stage.until(START + 5 * SECOND)
+    assert stage.runs() == [START + 5 * SECOND]
+
+
+def test_a_broker_whose_clock_is_behind_the_one_before_repeats_no_run(data: str) -> None:
+    before = Workbench(data, now_us=START)
+    before.ask(ScheduleSet(ScheduleDefinition("beat", "beats", "every 5s")))
+    for _ in range(12):
+        before.tick(5)
+    before.close()
+    after = Workbench(data, now_us=START + 52 * SECOND)
+    for _ in range(30):
+        after.tick(1)
+    runs = [
+        int((message.headers or {})[RUN_HEADER]) for batch in after.batches("beats", 0) for message in batch.messages()
+    ]
+    assert runs == [START + count * 5 * SECOND for count in range(1, 17)]
+
+
+def topic_of(when: str) -> str:
+    """A name that a topic may have."""
+    return f"t{SKEWED.index(when)}"
 
 
 def test_a_clock_that_is_put_ahead_has_missed_runs() -> None:

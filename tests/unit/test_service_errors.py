@@ -55,6 +55,19 @@ def reject(bench: Workbench, session: Session | None = None) -> None:
     bench.ask(Reject("jobs", held, "cannot be read"), session=session)
 
 
+def test_a_report_that_is_stored_is_counted_although_its_request_was_cancelled(tmp_path: Path) -> None:
+    bench = Workbench(tmp_path / "data")
+    bench.ask(TopicCreate("headrace.errors", {"durability": "synced"}))
+    bench.holding_syncs = True
+    reported = bench.begin(ErrorReport("billing", "i1", [ServiceError("timeout", "it took too long")]))
+    bench.run()
+    assert reported.cancel()
+    bench.release_syncs()
+    bench.run()
+    assert len(stored(bench)) == 1
+    assert [one.total for one in listed(bench)] == [1]
+
+
 def test_reports_are_counted_by_service_and_code(bench: Workbench) -> None:
     report(bench, "timeout", "timeout", "parse")
     report(bench, "timeout", service="shop")

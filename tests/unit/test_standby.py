@@ -10,6 +10,7 @@ from typing import ParamSpec
 import pytest
 
 from headrace.gateways.addresses import ListenAddress, parse_listen_address, unix_address
+from headrace.gateways.listening_sockets import ListeningSockets
 from headrace.server import standby as module
 from headrace.server.standby import OwnerAddresses, StandbyListener
 from headrace.wire.frames import Frames, frame
@@ -36,8 +37,12 @@ ADDRESSES = [parse_listen_address("headrace://127.0.0.1:0"), parse_listen_addres
 async def standing_by(
     owner: OwnerAddresses = OWNER, addresses: list[ListenAddress] | None = None
 ) -> AsyncIterator[list[ListenAddress]]:
-    standby = StandbyListener(addresses or ADDRESSES, None, lambda: owner)
-    yield await standby.start()
+    sockets = ListeningSockets()
+    bound = [found for address in addresses or ADDRESSES for found in await sockets.listen(address)]
+    standby = StandbyListener(sockets, bound, None, lambda: owner)
+    await standby.start()
+    yield bound
+    sockets.close()
     standby.close()
     await asyncio.sleep(0.05)
 
@@ -105,6 +110,48 @@ async def test_requests_of_http_are_redirected_with_their_target() -> None:
         assert (await exchange(http, b"GET /readyz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
         head = await exchange(http, b"HEAD / HTTP/1.1\r\n\r\n")
         assert head.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("asked", "owner", "location"),
+    [
+        (b"Upgrade: websocket", "http://10.0.0.1:7391", b"ws://10.0.0.1:7391/v1/socket?tenant=a"),
+        (b"upgrade:h2c, WebSocket", "https://10.0.0.1:7391/", b"wss://10.0.0.1:7391/v1/socket?tenant=a"),
+        (b"Upgrade: headrace", "http://10.0.0.1:7391", b"http://10.0.0.1:7391/v1/socket?tenant=a"),
+        (b"X-Upgrade: websocket", "https://10.0.0.1:7391", b"https://10.0.0.1:7391/v1/socket?tenant=a"),
+    ],
+)
+@on_a_loop
+async def test_a_request_for_a_websocket_is_sent_to_an_address_of_websockets(
+    asked: bytes, owner: str, location: bytes
+) -> None:
+    async with standing_by(OWNER._replace(http=(owner,))) as (_, http):
+        head = b"GET /v1/socket?tenant=a HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n%s\r\n\r\n" % asked
+        answer = await exchange(http, head)
+        assert answer.startswith(b"HTTP/1.1 307 ")
+        assert b"\r\nLocation: %s\r\n" % location in answer
+
+
+@on_a_loop
+async def test_who_has_connected_is_answered_after_it_has_stopped_accepting() -> None:
+    sockets = ListeningSockets()
+    (native,) = await sockets.listen(ADDRESSES[0])
+    standby = StandbyListener(sockets, [native], None, lambda: OWNER)
+    for _ in range(2):  # also when it accepts again
+        await standby.start()
+        reader, writer = await asyncio.open_connection(native.host, native.port)
+        while not standby._connections:
+            await asyncio.sleep(0.01)
+        standby.stop_accepting()
+        waiting = asyncio.ensure_future(exchange(native, hello()))  # nobody accepts its connection yet
+        writer.write(hello())
+        assert failure_in(await asyncio.wait_for(reader.read(), 10))[1].code == "not_serving"
+        writer.close()
+        assert not waiting.done()
+        await standby.start()
+        assert failure_in(await waiting)[1].code == "not_serving"
+    sockets.close()
+    standby.close()
 
 
 @pytest.mark.parametrize(

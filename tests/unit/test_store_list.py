@@ -64,6 +64,7 @@ def test_what_no_store_understands_is_refused(url: Any, told: str) -> None:
     [
         "postgresql://ann:hunter2@db/x",
         "postgresql://db/x?password=hunter2",
+        "s3://bucket/x?endpoint=http://root:hunter2@127.0.0.1:8333",
         "s3://bucket/x?secret_access_key=hunter2",
         "redis://:hunter2@host/0",
         "mysql://ann:hunter2@db/x",

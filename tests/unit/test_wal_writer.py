@@ -241,3 +241,57 @@ def test_a_waiting_thread_puts_by_itself_while_the_store_is_quick() -> None:
         writer.wait()
     assert threads[0].startswith("headrace-wal")
     assert threads[2] == threading.current_thread().name
+
+
+def test_puts_to_a_slow_store_begin_at_distances_and_take_together_what_came_meanwhile() -> None:
+    clock = [100.0]
+    store = DoubtfulStore(1, doubt=0.0)
+    store.blocked.add(KEYS.wal(1, 0))
+    writer = open_writer(store, clock=lambda: clock[0])
+    writer._latency_s = 0.04
+    told: list[object] = []
+    record(writer, 0)
+    writer.when_committed(told.append)
+    wait_until(lambda: writer.statistics().in_flight == 1)
+    for number in (1, 2, 3):
+        record(writer, number)
+        writer.when_committed(told.append)
+    time.sleep(0.03)
+    assert writer.statistics().in_flight == 1
+    clock[0] += 0.011
+    wait_until(lambda: store.puts == [KEYS.wal(1, 1)])
+    assert told == []
+    store.blocked.clear()
+    wait_until(lambda: told == [None] * 4)
+    assert [len(operations) for operations in committed(store)] == [1, 3]
+    writer.close()
+
+
+def test_who_waits_without_a_thread_is_told_of_the_end_of_the_epoch() -> None:
+    store = MemoryStore()
+    writer = open_writer(store)
+    seal(store)
+    told: list[object] = []
+    record(writer)
+    writer.when_committed(told.append)
+    wait_until(lambda: len(told) == 1)
+    assert isinstance(told[0], Fenced)
+    writer.when_committed(told.append)
+    assert isinstance(told[1], Fenced)
+    writer.close()
+
+
+def test_a_callback_that_fails_keeps_nobody_else_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    writer = open_writer(MemoryStore())
+    told: list[object] = []
+
+    def fail(_: object) -> None:
+        raise ValueError("a mistake")
+
+    record(writer)
+    writer.when_committed(fail)
+    record(writer)
+    writer.when_committed(told.append)
+    wait_until(lambda: told == [None])
+    wait_until(lambda: "callback of a sync failed" in caplog.text)
+    writer.close()

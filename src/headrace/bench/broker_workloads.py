@@ -22,6 +22,7 @@ from headrace.client._async.connecting import connect_async
 from headrace.client._sync.bus import Bus
 from headrace.client._sync.connecting import connect
 from headrace.model.durability import Durability
+from headrace.model.errors import HeadraceError
 
 _SINGLES_MAX = 60_000
 """At most the number of distinct values, by which clients are distinguished."""
@@ -132,12 +133,22 @@ class Headrace(Contestant):
         super().__init__(node or HeadraceNode())
 
     def _connect(self) -> Bus:
-        return connect(self.node.address)
+        return connect(self.node.address, wait=_PATIENCE_S)
 
     def create(self, topic: str) -> None:
-        """Make a topic of one partition."""
-        with self._connect() as bus:
-            bus.create_topic(topic, partitions=1, durability=self.node.durability.name.lower())
+        """Make a topic of one partition; a node of a cluster that slept has to claim its shard before."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                with self._connect() as bus:
+                    durability = self.node.durability.name.lower()
+                    bus.create_topic(topic, partitions=1, durability=durability, exist_ok=True)
+            except HeadraceError as error:
+                if not error.retryable or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
 
     def delete(self, topic: str) -> None:
         """Drop a topic."""

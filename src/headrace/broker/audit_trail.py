@@ -5,7 +5,6 @@ handlers of administrative requests are wrapped, and refusals pass an exception 
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from headrace.broker.audit_limits import RecentLogins, RecordLimit
@@ -19,7 +18,6 @@ from headrace.broker.turns import Turns
 from headrace.engines.api import as_headrace_error
 from headrace.model.audit import DONE, LOGIN, SUMMARY, AuditDescribe, AuditInfo
 from headrace.model.errors import (
-    Cancelled,
     Forbidden,
     HeadraceError,
     InvalidArgument,
@@ -124,8 +122,7 @@ class AuditTrail:
                     stored.then(lambda _: answer.resolve(result))
 
             if isinstance(outcome, PendingAnswer):
-                outcome.then(done)
-                answer.then(partial(_cancel, outcome))
+                outcome.then(done)  # also when `answer` is cancelled: what is under way is done all the same
             else:
                 done(outcome)
             return answer
@@ -243,8 +240,3 @@ def _host(address: str) -> str:
 
 def _who(name: str, address: str) -> str:
     return f"{name[:_TEXT_CHARS]} at {_host(address) or 'a local socket'}"
-
-
-def _cancel(outcome: PendingAnswer[Any], resolved: object) -> None:
-    if isinstance(resolved, Cancelled):
-        outcome.cancel()

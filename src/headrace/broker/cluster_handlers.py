@@ -34,7 +34,7 @@ class ClusterPort(Protocol):
     def move(self, request: ClusterMove) -> ClusterMoveBegun:
         """Begin to hand a shard over."""
 
-    def drain(self, request: ClusterDrain) -> ClusterMoveBegun:
+    def drain(self, request: ClusterDrain) -> ClusterMoveBegun | PendingAnswer[ClusterMoveBegun]:
         """Begin to let a node serve nothing, or let it serve again."""
 
     def upgrade(self) -> PendingAnswer[ClusterUpgraded]:

@@ -1,7 +1,8 @@
 """Publishes under idempotency keys: each once, with a receipt that a repeated request gets again, also after a crash.
 
 The batches are committed together with the fact that the key was used. The offsets are recorded when the commit is
-applied; if a crash comes before that, a repeated request searches the partitions for the batches of the commit.
+applied; if a crash comes before that, a repeated request searches the partitions for the batches of the commit. A key
+is reserved until the outcome of its commit is known, whether or not a client still waits for that.
 """
 
 from collections import Counter
@@ -53,10 +54,11 @@ Answer = PendingAnswer[PublishedOnce]
 
 
 class _InFlight(NamedTuple):
-    """A publish whose commit is not applied yet."""
+    """A publish whose commit is not applied yet. It keeps its key reserved, also when nobody waits for it any more."""
 
     request_hash: bytes
-    answer: Answer
+    receipt: Answer
+    """Resolves with the outcome of the commit. No client is given this one, so that none can cancel it."""
 
 
 class IdempotentPublisher:
@@ -88,31 +90,48 @@ class IdempotentPublisher:
         in_flight = self._in_flight.get(key)
         if in_flight is not None:
             _check_same(request, in_flight.request_hash)
-            return self._joined(in_flight.answer)
+            return _answer_with(in_flight.receipt, repeated=True)
         used = state.idempotency.get(topic.id, {}).get(request.key_hash)
         if used is not None and used.time_us > now_us - _KEPT_US:
             _check_same(request, used.request_hash)
             return self._repeated(topic, used, now_us)
         batches = self._checked_batches(request, topic, body)
         self._make_room(topic, now_us)
-        answer: Answer = PendingAnswer()
-        self._in_flight[key] = _InFlight(request.request_hash, answer)
-        answer.then(partial(self._answered, key))
-        located = [(topic, number, batch) for number, batch in batches]
+        receipt: Answer = PendingAnswer()
+        self._in_flight[key] = _InFlight(request.request_hash, receipt)
+        receipt.then(partial(self._release, key))
+        try:
+            self._process(request, topic, batches, used is None, receipt, now_us, client)
+        except BaseException:  # nothing is committed: afterwards all errors go to `receipt`
+            self._in_flight.pop(key, None)
+            raise
+        return _answer_with(receipt)
+
+    def _release(self, key: tuple[int, bytes], _: object) -> None:
+        """Reserve a key no longer: the outcome of its commit is known."""
+        self._in_flight.pop(key, None)
+
+    def _process(
+        self,
+        request: PublishOnce,
+        topic: Topic,
+        batches: list[tuple[int, Batch]],
+        is_new: bool,
+        receipt: Answer,
+        now_us: int,
+        client: str,
+    ) -> None:
+        """Commit the batches, after the middleware of the topic has seen them."""
         if topic.middleware is None:
-            self._commit(request, topic, located, used is None, answer, now_us)
-            return answer
+            self._commit(request, topic, [(topic, number, batch) for number, batch in batches], is_new, receipt, now_us)
+            return
         [(number, batch)] = batches
 
         def store(processed: list[LocatedBatch], now_us: int) -> Answer:
-            return self._commit(request, topic, processed, used is None, answer, now_us)
+            return self._commit(request, topic, processed, is_new, receipt, now_us)
 
-        # An error of the middleware comes here, all else to `answer` itself.
-        self._pipeline.process(topic, number, batch, now_us, store, client).then(partial(_pass_error, answer))
-        return answer
-
-    def _answered(self, key: tuple[int, bytes], _: object) -> None:
-        self._in_flight.pop(key, None)
+        # An error of the middleware comes here, all else to `receipt` itself.
+        self._pipeline.process(topic, number, batch, now_us, store, client).then(partial(_pass_error, receipt))
 
     def _commit(
         self,
@@ -120,7 +139,7 @@ class IdempotentPublisher:
         topic: Topic,
         located: list[LocatedBatch],
         is_new: bool,
-        answer: Answer,
+        receipt: Answer,
         now_us: int,
     ) -> Answer:
         """Commit the batches of a topic, and the dead letters that follow them, with the fact of the key."""
@@ -132,8 +151,8 @@ class IdempotentPublisher:
         ]
         fact = IdempotencyKeyUsed(topic.id, request.key_hash, request.request_hash, now_us, parts)
         committed = self._transactions.commit_internal(batches, [fact], now_us)
-        committed.then(partial(self._committed, topic, fact, is_new, len(batches), answer, now_us))
-        return answer
+        committed.then(partial(self._committed, topic, fact, is_new, len(batches), receipt, now_us))
+        return receipt
 
     def tick(self, now_us: int) -> None:
         """Forget expired keys of topics that nobody publishes to any more."""
@@ -212,18 +231,18 @@ class IdempotentPublisher:
         fact: IdempotencyKeyUsed,
         is_new: bool,
         stages: int,
-        answer: Answer,
+        receipt: Answer,
         now_us: int,
         outcome: list[PartitionOffset] | HeadraceError,
     ) -> None:
         """Record the offsets, and answer all who asked."""
         if isinstance(outcome, HeadraceError):
-            answer.resolve(outcome)
+            receipt.resolve(outcome)
             return
         self._total += is_new
         self._tenant_totals[topic.name.tenant] += is_new
         if len(outcome) != stages:  # the batches wait for disk space, and have no offsets yet
-            answer.resolve(
+            receipt.resolve(
                 Busy("the messages are committed, and become readable later; repeat the request for their offsets")
             )
             return
@@ -231,15 +250,9 @@ class IdempotentPublisher:
         try:
             stored = IdempotencyReceiptStored(topic.id, fact.key_hash, offsets)
             self._ledger.record(now_us, stored)
-        except HeadraceError as error:  # a repeated request searches for the offsets
+        except (HeadraceError, OSError) as error:  # a repeated request searches for the offsets
             self._ledger.failures.note("receipt", error, "receipt of an idempotency key not recorded")
-        answer.resolve(_receipt(topic, fact, offsets, self._topics.durability_max))
-
-    def _joined(self, first: Answer) -> Answer:
-        """The answer of a request that is being carried out, for one that repeats it."""
-        answer: Answer = PendingAnswer()
-        first.then(lambda outcome: answer.resolve(_as_repeated(outcome)))
-        return answer
+        receipt.resolve(_receipt(topic, fact, offsets, self._topics.durability_max))
 
     def _repeated(self, topic: Topic, used: IdempotencyKeyUsed, now_us: int) -> PublishedOnce | Answer:
         if used.number in self._ledger.state.unsettled and used.parts and not used.offsets:
@@ -276,15 +289,22 @@ def _receipt(topic: Topic, fact: IdempotencyKeyUsed, offsets: list[int], synced:
     return PublishedOnce(receipts, int(reached))
 
 
+def _answer_with(receipt: Answer, *, repeated: bool = False) -> Answer:
+    """The answer to one request that waits for a receipt; whoever cancels it changes nothing for the others."""
+    answer: Answer = PendingAnswer()
+    receipt.then(lambda outcome: answer.resolve(_as_repeated(outcome) if repeated else outcome))
+    return answer
+
+
 def _as_repeated(outcome: PublishedOnce | HeadraceError) -> PublishedOnce:
     if isinstance(outcome, HeadraceError):
         return outcome  # type: ignore[return-value]  # a listener takes both
     return PublishedOnce(outcome.receipts, outcome.durability, repeated=True)
 
 
-def _pass_error(answer: Answer, outcome: object) -> None:
+def _pass_error(receipt: Answer, outcome: object) -> None:
     if isinstance(outcome, HeadraceError):
-        answer.resolve(outcome)
+        receipt.resolve(outcome)
 
 
 def _check_hashes(request: PublishOnce) -> None:

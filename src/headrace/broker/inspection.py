@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headrace.broker.facts import BrokerState, partition_name
-from headrace.engines.api import DataDirectory, DataFormat, FoundOwner, PartitionPath
-from headrace.model.errors import DiskFailed, TooManyFiles, UnsupportedFormat
+from headrace.engines.api import DataDirectory, DataFormat, FoundOwner, PartitionPath, lost_floor
+from headrace.model.errors import DiskFailed, HeadraceError, InvalidArgument, TooManyFiles, UnsupportedFormat
+from headrace.model.topic import Storage, topic_settings
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -15,6 +16,16 @@ class Problem(msgspec.Struct, frozen=True):
 
     path: str
     problem: str
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """Messages that were synced, as the journal says, and are not in the files of their partition."""
+
+    path: str
+    """The directory of the partition."""
+    first_offset: int
+    next_offset: int
+    reason: str
 
 
 @dataclass
@@ -58,6 +69,46 @@ def inspect(data: DataDirectory) -> Inspection:
         _look_for_missing(data, found, found.state)
     found.notes += [Problem(path, "not a partition; a broker leaves it where it is") for path in data.unknown_names()]
     return found
+
+
+def find_missing(data: DataDirectory, state: BrokerState) -> list[Missing]:
+    """Find messages that were synced and that have no files; a broker may be at work since the journal was read."""
+    found = [one for path, floor in lost_floors(data, state).items() for one in _missing_below(data, path, floor)]
+    if not found:
+        return found
+    again = Inspection()
+    _read_journal(data, again)  # a topic that was deleted meanwhile has no files
+    floors = lost_floors(data, again.state) if again.state is not None else {one.path: 0 for one in found}
+    return [one for one in found if one.path in floors]
+
+
+def lost_floors(data: DataDirectory, state: BrokerState) -> dict[str, int]:
+    """By directory: the offset below which all messages of a partition were synced, for those that have any."""
+    floors = {}
+    for topic in state.topics.values():
+        try:
+            settings = topic_settings(topic.settings)
+        except InvalidArgument:
+            continue  # a broker does not open it
+        for number in range(settings.partitions if settings.storage is Storage.DISK else 0):
+            floor = lost_floor(settings, state.producers.get(partition_name(topic.id, number)))
+            if floor:
+                floors[data.partition_path(topic.id, number)] = floor
+    return floors
+
+
+def _missing_below(data: DataDirectory, path: str, floor: int) -> Iterator[Missing]:
+    try:
+        extent = data.log_extent(path)
+    except (HeadraceError, OSError):
+        return  # checking the log says why
+    if extent is None:
+        yield Missing(path, 0, floor, "there are no files of the partition")
+        return
+    if extent.first_offset < min(extent.begin, floor):
+        yield Missing(path, extent.first_offset, min(extent.begin, floor), "the first segment is missing")
+    if extent.end < floor:
+        yield Missing(path, extent.end, floor, "the log ends before them")
 
 
 def _set_foreign_format_apart(data: DataDirectory, found: Inspection) -> None:
@@ -147,11 +198,14 @@ def _look_at(data: DataDirectory, found: Inspection, place: PartitionPath, owner
 
 
 def _look_for_missing(data: DataDirectory, found: Inspection, state: BrokerState) -> None:
-    """Note partitions that producers have written to and that have no files."""
+    """Note partitions that producers have written to and that have no files, unless messages in them were synced."""
     names = {partition_name(place.topic_id, place.number) for place in found.owners}
+    floors = lost_floors(data, state)
     for name in sorted(state.producers.keys() - names):
-        note = "there are no files of this partition, though it had messages; a broker begins it anew"
-        found.notes.append(Problem(f"{data.path}/topics/{name}", note))
+        path = f"{data.path}/topics/{name}"
+        if path not in floors:  # or they are missing: see find_missing
+            note = "there are no files of this partition, though it had messages; a broker begins it anew"
+            found.notes.append(Problem(path, note))
 
 
 def _misplaced(found: Inspection, place: PartitionPath, owner: FoundOwner) -> str | None:

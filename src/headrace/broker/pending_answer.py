@@ -71,7 +71,8 @@ class PendingAnswer(Generic[Outcome]):
     def cancel(self) -> bool:
         """Tell all listeners that nobody wants the answer any more; whether it was still to come.
 
-        A request that waits, such as a lease, is withdrawn. One that the broker carries out already is carried out.
+        A request that waits, such as a lease, is withdrawn. One that the broker carries out already is carried out, so
+        what it reserves meanwhile is released by the outcome of the work, never by a listener of the client's answer.
         """
         if self.resolved:
             return False

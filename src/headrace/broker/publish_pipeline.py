@@ -78,10 +78,13 @@ class PublishPipeline:
         except BaseException:
             end()
             raise
-        if isinstance(outcome, PendingAnswer):
-            outcome.then(lambda _: end())
-        staged: TransactionStaged | PendingAnswer[TransactionStaged] = outcome
-        return staged
+        if not isinstance(outcome, PendingAnswer):
+            staged: TransactionStaged = outcome
+            return staged
+        answer: PendingAnswer[TransactionStaged] = PendingAnswer()
+        outcome.then(lambda _: end())  # not when `answer` is cancelled: the middleware goes on
+        outcome.then(answer.resolve)
+        return answer
 
     def process(
         self,

@@ -98,6 +98,9 @@ class Publisher:
     ) -> PublishedOnce | PendingAnswer[PublishedOnce]:
         """Append batches under an idempotency key."""
         check_clients_topic(request.topic)
+        if self._topics.find(request.topic) is None:
+            for batch in request.batches:
+                self._topics.check_new_partition(request.topic, batch.partition)
         topic = self._topics.get_or_create(request.topic, now_us)
         self.check_disk()
         if topic.id in self._policies.refusing:

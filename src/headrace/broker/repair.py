@@ -6,7 +6,7 @@ import msgspec
 
 from headrace.broker.commit_applier import STAGES_BITS
 from headrace.broker.facts import BrokerState, IdsReserved, encode_fact
-from headrace.broker.inspection import Inspection, Problem, inspect
+from headrace.broker.inspection import Inspection, Missing, Problem, find_missing, inspect, lost_floors
 from headrace.broker.journal_salvage import Salvaged, salvage, topics_of
 from headrace.broker.upgrade import upgrade_logs
 from headrace.engines.api import DataDirectory, Findings, Gap, Journal
@@ -41,11 +41,12 @@ class Verified(msgspec.Struct):
     logs: list[CheckedLog]
     aside: list[Problem]
     """Files that earlier repairs set aside, and why."""
+    missing: list[Missing] = []
 
     @property
     def sound(self) -> bool:
         """Whether a broker can use the whole directory."""
-        return not self.problems and all(log.sound for log in self.logs)
+        return not (self.problems or self.missing) and all(log.sound for log in self.logs)
 
 
 class Repaired(msgspec.Struct):
@@ -80,7 +81,9 @@ def verify(data: DataDirectory, progress: Callable[[int], None], *, running: boo
     logs = list(_each_log(data, progress, lambda path, tell: data.verify_log(path, tell, ended=not running)))
     topics = len(found.state.topics) if found.state is not None else 0
     aside = [Problem(*one) for one in data.set_aside.entries()]
-    return Verified(data.path, found.identity, topics, found.problems, found.notes, logs, aside)
+    # After the journal was read: what it says was synced is in the files by now, or was removed in order.
+    missing = find_missing(data, found.state) if found.state is not None else []
+    return Verified(data.path, found.identity, topics, found.problems, found.notes, logs, aside, missing)
 
 
 def repair(data: DataDirectory, new_id: str, now_us: int, progress: Callable[[int], None]) -> Repaired:
@@ -93,9 +96,30 @@ def repair(data: DataDirectory, new_id: str, now_us: int, progress: Callable[[in
         upgrade_logs(data, lambda _: None)  # an upgrade refuses a directory whose format nobody knows
     found = inspect(data)
     done = Repaired(data.path, problems=found.problems)
-    _Repair(data, found, done, new_id, now_us).run()
-    done.logs = list(_each_log(data, progress, data.repair_log))
+    state = _Repair(data, found, done, new_id, now_us).run()
+    _repair_logs(data, state, done, progress)
     return done
+
+
+def _repair_logs(data: DataDirectory, state: BrokerState, done: Repaired, progress: Callable[[int], None]) -> None:
+    """Repair all logs; synced messages that are missing become gaps, in new files where a partition has none."""
+    floors = lost_floors(data, state)
+    gone = {path: floor for path, floor in floors.items() if _has_no_files(data, path)}
+    for path, floor in gone.items():
+        done.not_restored.append(f"messages with offsets below {floor} of {path}: there are no files of the partition")
+        data.make_partition(path)
+
+    def repair_log(path: str, tell: Callable[[int], None]) -> Findings:
+        return data.repair_log(path, tell, lost_floor=floors.get(path, 0), create=path in gone)
+
+    done.logs = list(_each_log(data, progress, repair_log))
+
+
+def _has_no_files(data: DataDirectory, path: str) -> bool:
+    try:
+        return data.log_extent(path) is None
+    except (HeadraceError, OSError):
+        return False  # repairing the log says why
 
 
 class _Repair:
@@ -110,8 +134,11 @@ class _Repair:
         self._journal_of = "" if found.state is None else found.state.broker_id
         self._lost = bool(found.lost) or self._journal_of not in ("", self._identity)
 
-    def run(self) -> None:
-        """Set foreign files aside, then write the journal, and last the format file, once all else is synced."""
+    def run(self) -> BrokerState:
+        """Set foreign files aside, then write the journal, and last the format file, once all else is synced.
+
+        Returns what the journal says then.
+        """
         found = self._found
         self._done.identity = self._identity
         state = found.state or BrokerState()
@@ -128,6 +155,7 @@ class _Repair:
         self._done.topics = sorted(fact.name for fact in state.topics.values())
         self._done.groups, self._done.schedules = len(state.groups), len(state.schedules)
         self._done.subscriptions = len(state.leased.subscriptions)
+        return state
 
     def _salvaged(self) -> Salvaged:
         owners = {place: self._data.owner(place.path).owner for place in self._data.partitions()}

@@ -75,6 +75,8 @@ _RETRY_US, _RETRY_DOUBLINGS = 1_000_000, 3
 _PUT_BACK_US = 1_000_000
 _CORRECTION_US = 3 * 3600 * 1_000_000
 """If the clock is set back by more, it was wrong before: fixed times of day run again, as with Debian's cron."""
+_SKEW_US = 10 * 60 * 1_000_000
+"""If the clock is behind by no more, it may be the one of another node: no run is published again, of any schedule."""
 _FIRED_MAX = 32
 """Maximum schedules checked per tick; the rest follow in the next."""
 _SEARCHED_MAX = 4
@@ -332,11 +334,15 @@ class ScheduleRunner:
         self.changed(name, "failed", self._now_us or self._started_us)
 
     def _go_back(self, entry: ScheduleEntry, back_us: int, now_us: int) -> None:
-        """Adapt a schedule to a clock that was set back: intervals repeat, fixed times only after a large one."""
+        """Adapt a schedule to a clock that was set back: intervals repeat, fixed times only after a large one.
+
+        Nothing repeats while the last recorded run is only as far ahead as the clock of the node that served before.
+        """
         kept = self._ledger.state.schedules[entry.name]
         ahead_us = max(kept.done_us, kept.created_us) - now_us
-        corrected = max(ahead_us, back_us) > _CORRECTION_US
-        if ahead_us > 0 and not entry.busy and (corrected or not entry.schedule.certain):
+        behind_us = max(ahead_us, back_us)
+        repeats = behind_us > (_CORRECTION_US if entry.schedule.certain else _SKEW_US)
+        if ahead_us > 0 and not entry.busy and repeats:
             try:
                 # Intervals count from the creation time, which must not be in the future.
                 done_us, created_us = min(kept.done_us, now_us), min(kept.created_us, now_us)

@@ -48,9 +48,11 @@ class ServiceErrorLog:
         answer = self._append(session.tenant, service, encoded, now_us, create=True)
         if isinstance(answer, Done):
             self._tallies.count(session.tenant, service, errors)
-        else:
-            answer.then(partial(self._reported, session.tenant, service, errors))
-        return answer
+            return answer
+        reported: PendingAnswer[Done] = PendingAnswer()  # cancelling this one keeps no error from being counted
+        answer.then(partial(self._reported, session.tenant, service, errors))
+        answer.then(reported.resolve)
+        return reported
 
     def _reported(self, tenant: str, service: str, errors: Sequence[ServiceError], outcome: object) -> None:
         if isinstance(outcome, Done):

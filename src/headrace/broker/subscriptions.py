@@ -18,8 +18,10 @@ from headrace.broker.turns import Turns
 from headrace.engines.api import LeasedPartition
 from headrace.model.errors import (
     Closed,
+    Fenced,
     HeadraceError,
     InvalidArgument,
+    NotServing,
     SubscriptionFailed,
     SubscriptionNotFound,
     TopicNotFound,
@@ -319,7 +321,11 @@ class SubscriptionRegistry:
 
     def fail(self, subscription: Subscription, error: Exception) -> None:
         """Set a subscription aside until it is reset; all others go on."""
-        logger.error("leased subscription failed; reset or delete it  subscription=%s", subscription, exc_info=error)
+        if isinstance(error, Fenced | NotServing):  # the next owner of the shard opens it anew
+            logger.debug("leased subscription not served  subscription=%s reason=%s", subscription, error)
+        else:
+            text = "leased subscription failed; reset or delete it  subscription=%s"
+            logger.error(text, subscription, exc_info=error)
         self._stop(subscription, f"{type(error).__name__}: {error}")
 
     def _broken(self, number: int) -> None:

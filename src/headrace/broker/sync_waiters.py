@@ -21,6 +21,9 @@ class Syncable(Protocol):
     def synced_offset(self) -> int: ...
     @property
     def is_small_backlog(self) -> bool: ...
+    @property
+    def overlaps_syncs(self) -> bool: ...
+    def request_sync(self) -> None: ...
     def when_synced(self, offset: int, tell: Told) -> None: ...
 
 
@@ -56,8 +59,13 @@ class SyncWaiters:
             self._waiting = deque(sorted([*self._waiting, (offset, tell)], key=_offset))
         else:
             self._waiting.append((offset, tell))
-        if not self._asked and not self.held:
+        if self.held:
+            return
+        if not self._asked:
             self._ask_soon()
+        elif self._source.overlaps_syncs and not self._coming:
+            self._coming = True
+            self._ports.call_at_turn_end(self._sync_more)
 
     def release(self) -> None:
         """End the hold."""
@@ -82,8 +90,16 @@ class SyncWaiters:
         self._coming = False
         if not self._waiting or self._asked:
             return
-        self._asked = self._waiting[-1][0]
+        self._asked = self._waiting[0 if self._source.overlaps_syncs else -1][0]
         self._source.when_synced(self._asked, self._on_some_thread)
+
+    def _sync_more(self) -> None:
+        """Have what came since the log was asked synced as well, before it has answered."""
+        self._coming = False
+        if self._asked:
+            self._source.request_sync()
+        else:
+            self._ask()
 
     def _on_some_thread(self, error: HeadraceError | None) -> None:
         self._ports.call_threadsafe(partial(self._tell, error))

@@ -21,6 +21,10 @@ OBJECTS_EACH = 10_000
 _LOOK_S = 1.0
 _RETRY_S = 10.0
 _JOIN_S = 5.0
+_BLOCKED_S = 30.0
+"""A follower that is blocked for so long, though the last checkpoint is behind its position, cannot use that one."""
+_GAP_S = 5.0
+"""A follower that reports again only after so long was not blocked all the time."""
 
 StoreCheckpoint = Callable[[], str]
 """Stores a checkpoint and deletes what is not needed any more; returns the name of the checkpoint."""
@@ -40,6 +44,15 @@ def checkpoint_maker(
     def store_checkpoint() -> str:
         made = checkpointer.make_from(owned.disk, now_us())
         checkpointer.collect()
+        if checkpointer.missing_chunks:
+            logger.error(
+                "checkpoint is not whole: somebody else deleted chunks that it shares with the one before; uploading "
+                "them again  name=%s chunks=%d",
+                made.name,
+                checkpointer.missing_chunks,
+            )
+            made = checkpointer.make_from(owned.disk, now_us())
+            checkpointer.collect()
         return made.name
 
     return store_checkpoint
@@ -69,12 +82,16 @@ class CheckpointSchedule:
         self._bytes = 0
         """Of the log, at the last checkpoint."""
         self._objects = 0
-        self._inherited = inherited_objects(owned)
-        """WAL objects of earlier owners behind the last checkpoint."""
         self._last_s = clock() - _age_s(owned, now_us())
         self._position = checkpoint_position(owned.stored.manifest.checkpoint)
         """Of the last checkpoint."""
+        self._inherited = inherited_objects(owned)
+        """WAL objects of earlier owners behind the last checkpoint."""
+        self._inherited_bytes = owned.log_size.behind(self._position)
+        """Of these objects."""
         self._wanted = Position(0, 0)
+        self._blocked_s = 0.0, 0.0
+        """When a follower first and last said that it is blocked, without a gap and a checkpoint in between."""
         self._pause = RetryPause(clock)
         self.last_us = 0
         """When the last checkpoint was stored, as time of day; 0: none was."""
@@ -99,18 +116,22 @@ class CheckpointSchedule:
     def want_beyond(self, position: Position) -> None:
         """Store a checkpoint soon if the last is not behind a position: a follower cannot get any further than that."""
         self._wanted = max(self._wanted, position)
+        now_s = self._clock()
+        if now_s - self._blocked_s[1] > _GAP_S:
+            self._blocked_s = now_s, now_s
+        self._blocked_s = self._blocked_s[0], now_s
 
     def is_due(self) -> bool:
         """Whether a checkpoint is to be stored now."""
         statistics = self._owned.writer.statistics()
         objects = statistics.objects - self._objects
-        if self._wanted >= self._position:
+        if self._wanted >= self._position or self._blocked_s[1] - self._blocked_s[0] >= _BLOCKED_S:
             return True
         if not objects:
             return False
         is_late = self._clock() - self._last_s >= self._each_s
         is_long = self._inherited + objects >= OBJECTS_EACH
-        return is_late or is_long or statistics.bytes - self._bytes >= self._each_bytes
+        return is_late or is_long or self._inherited_bytes + statistics.bytes - self._bytes >= self._each_bytes
 
     def _run(self) -> None:
         pause_s = _LOOK_S
@@ -134,8 +155,10 @@ class CheckpointSchedule:
     def _make(self) -> None:
         statistics, began = self._owned.writer.statistics(), self._clock()
         name = self._store_checkpoint()
-        self._bytes, self._objects, self._inherited = statistics.bytes, statistics.objects, 0
+        self._bytes, self._objects = statistics.bytes, statistics.objects
+        self._inherited = self._inherited_bytes = 0
         self._position, self._wanted = checkpoint_position(name), Position(0, 0)
+        self._blocked_s = 0.0, 0.0
         self._last_s = self._clock()
         self._pause.reset()
         self.last_us = self._now_us()

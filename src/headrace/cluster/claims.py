@@ -24,6 +24,10 @@ LOST_US = 30_000_000
 """A node that lost a shard by force takes it back only from an owner that the store, too, shows to be dead."""
 SUCCESSOR_US = 2_000_000
 """How long others leave a released shard to the successor that its owner named."""
+CAUGHT_UP_US = 1_000_000
+"""A follower that lacks only what was committed within this time can take over without a long pause."""
+CATCH_UP_US = 10_000_000
+"""How long an owner that hands over serves on while its successor catches up."""
 UNCONFIRMED_US = 5_000_000
 """An owner that could not confirm its epoch for so long stops serving."""
 STALE_BEATS = 2
@@ -250,3 +254,16 @@ def best_successor(
         and now_us - one.heard_us < ANSWER_US
     ]
     return min(able, key=lambda one: (-one.position.epoch, -one.position.objects, one.node), default=None)
+
+
+def may_release(successor: FollowerReport | None, lag_us: int, asked: Position, asked_us: int, now_us: int) -> bool:
+    """Whether an owner that is to hand over does so now, rather than to serve on until its successor has caught up.
+
+    :param successor: the last report of the successor, or of a follower that may become one; None if there is none.
+    :param lag_us: how long ago the first change was committed that it lacks.
+    :param asked: how far the owner had committed when the hand-over was asked for.
+    :param asked_us: when that was.
+    """
+    if successor is None or now_us - successor.heard_us >= ANSWER_US or now_us - asked_us >= CATCH_UP_US:
+        return True
+    return successor.is_able and successor.position >= asked and lag_us < CAUGHT_UP_US

@@ -5,7 +5,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -21,6 +20,7 @@ from headrace.cluster.claims import (
     decide_owner,
 )
 from headrace.cluster.copy_keeper import CopyKeeper
+from headrace.cluster.hand_over import CATCHING_UP_S, HandOver
 from headrace.cluster.heartbeat import BeatRound, Heartbeat
 from headrace.cluster.node_record import (
     BLOCKED,
@@ -41,8 +41,10 @@ from headrace.cluster.retry_pause import RetryPause, log_failure
 from headrace.cluster.shard_knowledge import CopyState, ShardKnowledge
 from headrace.cluster.shards import DISK_FAULTS, IN_DOUBT, STORE_FAULTS, OwnedShard, ShardPlace, ShardReplica
 from headrace.cluster.start import until_answered, wait_for_name
+from headrace.cluster.threads import CallQueue, run_on_thread
 from headrace.model.cluster_requests import NodeReport, OwnerReport
 from headrace.model.errors import (
+    DataDirectoryDamaged,
     DiskFull,
     Fenced,
     HeadraceError,
@@ -68,7 +70,6 @@ _FULL_TOLD_S = 60.0
 _PASSING = (StoreUnavailable, NotServing, Fenced, LogFailed)
 """Errors of a broker's start after which another attempt, perhaps of another node, may succeed."""
 _CLAIM_RETRY_S = 0.05
-_NOT_RELEASED = "shard not released; others take over when the record of this node is old"
 _CLAIM_S = 20.0
 """A claim that the store does not let finish in this time is given up."""
 _FLUSH_S = 10.0
@@ -96,7 +97,7 @@ class ClusterNode:
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        self._worker = ThreadPoolExecutor(1, "headrace-shard")
+        self._worker = CallQueue("headrace-shard")
         self._stores: list[SharedStore] = []
         self.link = OwnerLink(options, self._report, monotonic_us, self._link_changed)
         self.reports = FollowerReports()
@@ -109,11 +110,13 @@ class ClusterNode:
         self.serving_since_us = 0
         """When it began to serve, as time of day; 0: it does not."""
         self._full_told_s = 0.0
+        self._was_compared = False
+        """Whether the broker has refused the copy as damaged, since it last served."""
         self._claims = RetryPause(time.monotonic)
         self._manifest_told = RetryPause(time.monotonic)
         self._beat = 0
-        self._successor: str | None = None
-        """To whom the shard is to be handed over; empty: to anybody; None: to nobody."""
+        self.handing_over = HandOver()
+        """The hand-over that was asked for, if one was."""
         self._ends = False
         self._is_closed = False
         self.ready = asyncio.Event()
@@ -168,9 +171,9 @@ class ClusterNode:
         if self._is_closed:
             return
         self._ends = True
-        if self.owned is not None and self._successor is None:
+        if self.owned is not None and not self.handing_over.is_asked:
             best = self.best_successor()
-            self._successor = "" if best is None else best.node
+            self.hand_over("" if best is None else best.node)
         self._changed.set()
         if self._task is not None:
             self._copy.more.set()
@@ -186,16 +189,17 @@ class ClusterNode:
         if hasattr(self, "heartbeat"):
             with log_failure("state of the node not written; its copy is compared at the next start"):
                 await self._blocking(partial(self.replica.note_state, clean=True))
-            await asyncio.to_thread(self.heartbeat.stop)
-        self._worker.shutdown(wait=False)
+            await run_on_thread(self.heartbeat.stop)
+        self._worker.close()
         for store in self._stores:
-            await asyncio.to_thread(store.close)
+            await run_on_thread(store.close)
         if not self.ended.done():
             self.ended.set_result(None)
 
     def hand_over(self, successor: str) -> None:
         """Begin to hand the shard over to a node; empty: to anybody."""
-        self._successor = successor
+        self.handing_over.ask(successor, self.committed, monotonic_us())
+        self.heartbeat.hurry()  # it tells which nodes are there
         self._changed.set()
 
     def set_drained(self, drained: bool) -> None:
@@ -238,16 +242,6 @@ class ClusterNode:
         """Whether followers may have taken this owner for dead: it has not renewed its record for so long."""
         return self._ownership.is_unconfirmed(int(STALE_BEATS * self.settings.heartbeat_s * 1e6))
 
-    @property
-    def is_releasing(self) -> bool:
-        """Whether it is handing the shard over."""
-        return self._successor is not None
-
-    @property
-    def successor(self) -> str:
-        """To whom it is handing the shard over."""
-        return self._successor or ""
-
     def take_report(self, report: NodeReport) -> OwnerReport:
         """Answer a follower's report, as the owner."""
         committed = self.committed
@@ -257,14 +251,14 @@ class ClusterNode:
             epoch=committed.epoch,
             objects=committed.objects,
             time_us=time_us(),
-            releasing=self._successor is not None,
-            successor=self._successor or "",
+            releasing=self.handing_over.is_asked,
+            successor=self.handing_over.successor or "",
             drained=self.reports.drained(report.node),
         )
 
     async def blocking(self, call: Callable[[], T]) -> T:
         """Run what waits for the store on a thread."""
-        return await asyncio.to_thread(call)
+        return await run_on_thread(call)
 
     # The life of the node.
 
@@ -302,6 +296,9 @@ class ClusterNode:
                 if polling.done():
                     polling.result()
                 decision = self._decide()
+                if isinstance(decision, Claim):
+                    await self._look_again()  # its owner may just have handed the shard to another node
+                    decision = self._decide()
                 if isinstance(decision, Claim):
                     return decision
                 if not self.settings.follows:
@@ -388,6 +385,7 @@ class ClusterNode:
     async def _end_claim(self, claim: Claim, why: str) -> None:
         """Follow again after a claim without success, and claim later if nothing has changed meanwhile."""
         self.owns = 0
+        was_retried = self._claims.has_failed
         self._set_role(BLOCKED if self.replica.problem else FOLLOWING)
         await self._look_again()
         manifest = self.manifest
@@ -396,16 +394,20 @@ class ClusterNode:
             self._claims.reset()
         else:
             self.knowledge.hold_claims(self._claims.failed())
-        if self._claims.is_news(why):
-            logger.info("claim given up  node=%s reason=%s", self.settings.node, why)
+        level = logging.INFO if self._claims.is_news(why) or not was_retried else logging.DEBUG
+        logger.log(level, "claim given up  node=%s reason=%s", self.settings.node, why)
 
     async def _give_up_claim(self, epoch: int) -> None:
         """Leave the epoch that this node has made, if it has, to others: it cannot serve it."""
         await self._look_again()
         manifest = self.manifest
         if manifest is not None and (manifest.epoch, manifest.owner) == (epoch, self.settings.node):
-            with log_failure(_NOT_RELEASED):
-                await asyncio.to_thread(release, self.store, self.replica.keys, epoch)
+            await self._release(epoch)
+
+    async def _release(self, epoch: int, successor: str = "") -> None:
+        """Leave an epoch to others that this node does not serve."""
+        with log_failure("shard not released; others take over when the record of this node is old"):
+            await run_on_thread(partial(release, self.store, self.replica.keys, epoch, successor))
 
     async def _look_again(self) -> None:
         """Read the manifest, so that the next decision is about what is there now."""
@@ -423,13 +425,17 @@ class ClusterNode:
             await self._give_back(owned)
             if owned.disk.damaged and not isinstance(error, asyncio.CancelledError):
                 return
+            if isinstance(error, DataDirectoryDamaged) and self.settings.follows and not self._was_compared:
+                self._was_compared = True  # the copy is compared with the store, which may have it whole
+                logger.error("local copy damaged; comparing it with the store  reason=%s", error)
+                return
             if not isinstance(error, (*DISK_FAULTS, *IN_DOUBT, *_PASSING)) or not self.ready.is_set():
                 raise
             reason = "its disk has failed" if isinstance(error, DISK_FAULTS) else "it could not serve the shard"
             pause_s = self.knowledge.hold_off(reason)
             logger.warning("shard not served; trying again in %g s  epoch=%d reason=%s", pause_s, owned.epoch, error)
             return
-        self.serving_since_us = time_us()
+        self.serving_since_us, self._was_compared = time_us(), False
         self._set_role(SERVING)
         took_s = time.monotonic() - began
         logger.info("serving  node=%s epoch=%d seconds=%.3f", self.settings.node, owned.epoch, took_s)
@@ -440,27 +446,31 @@ class ClusterNode:
             if isinstance(decision, StopServing):
                 await self._stop_serving(owned, decision)
                 return
-            if self._successor is not None or self._ends:
-                await self._hand_over(owned, self._successor or "")
-                return
             pause_s = max(decision.until_us - monotonic_us(), 10_000) / 1e6
+            if self.handing_over.is_asked or self._ends:
+                best, now_us = self.best_successor(), monotonic_us()
+                expects = best is None and self.knowledge.expects_follower(self.reports, now_us)
+                if self.ended.done() or self.handing_over.may_begin(self.reports, best, now_us, expects=expects):
+                    await self._hand_over(owned, self.handing_over.successor or "")
+                    return
+                pause_s = min(pause_s, CATCHING_UP_S)
             await wait_for_event(self._changed, pause_s)
 
     async def _give_back(self, owned: OwnedShard) -> None:
         """Release a shard that could not be served."""
         self._forget_owned(owned, "the shard could not be served")
-        with log_failure(_NOT_RELEASED):
-            await asyncio.to_thread(release, self.store, self.replica.keys, owned.epoch)
-        await asyncio.to_thread(owned.writer.close)
+        await self._release(owned.epoch)
+        await run_on_thread(owned.writer.close)
         await self._blocking(partial(self.replica.note_damage, owned.disk.damaged))
         self._set_role(RESTORING)
         await self._look_again()
 
     def _forget_owned(self, owned: OwnedShard, reason: str) -> None:
         """Write nothing more to the store, and own nothing."""
+        self.replica.note_committed(owned.writer.committed)
         self._ownership.end(owned, reason)
         self.owns = self.serving_since_us = 0
-        self._successor = None
+        self.handing_over.end()
 
     async def _stop_serving(self, owned: OwnedShard, decision: StopServing) -> None:
         """Stop at once: another node owns the shard, or may own it soon, or this one cannot go on."""
@@ -475,11 +485,9 @@ class ClusterNode:
             pause_s = self.knowledge.hold_off()
             logger.warning("claiming nothing for %g s, as the disk has failed  node=%s", pause_s, self.settings.node)
         if is_released:
-            with log_failure(_NOT_RELEASED):
-                successor = "" if best is None else best.node
-                await asyncio.to_thread(release, self.store, self.replica.keys, owned.epoch, successor)
+            await self._release(owned.epoch, "" if best is None else best.node)
         await self._host.abort_serving()
-        await asyncio.to_thread(owned.writer.close)
+        await run_on_thread(owned.writer.close)
         await self._blocking(partial(self.replica.note_damage, owned.disk.damaged))
         self.knowledge.manifest_us = monotonic_us()
         await self._look_again()
@@ -491,8 +499,8 @@ class ClusterNode:
         logger.info("handing over  node=%s epoch=%d successor=%s", self.settings.node, owned.epoch, successor)
         try:
             await self._host.finish_serving()
-            await asyncio.to_thread(owned.writer.flush, _FLUSH_S)
-            manifest = await asyncio.to_thread(release, self.store, self.replica.keys, owned.epoch, successor)
+            await run_on_thread(partial(owned.writer.flush, _FLUSH_S))
+            manifest = await run_on_thread(partial(release, self.store, self.replica.keys, owned.epoch, successor))
         except (HeadraceError, OSError) as error:
             failed = isinstance(error, DISK_FAULTS) or self._ownership.disk_failure is not None
             await self._stop_serving(
@@ -504,7 +512,7 @@ class ClusterNode:
         self.knowledge.manifest_us = monotonic_us()
         self._forget_owned(owned, "it was handed over")
         await self._host.end_serving()
-        await asyncio.to_thread(owned.writer.close)
+        await run_on_thread(owned.writer.close)
         await self._blocking(partial(self.replica.follow_released, owned))
         self._set_role(FOLLOWING)
         took_s = time.monotonic() - began
@@ -562,10 +570,11 @@ class ClusterNode:
     def _on_disk_full(self, error: DiskFull) -> None:
         """Hand the shard over in order: what the disk has is right, and is served as far as possible meanwhile."""
         best, now_s = self.best_successor(), time.monotonic()
-        if best is not None and self._successor is None:
+        if best is not None and not self.handing_over.is_asked:
             logger.warning("disk full; handing over  node=%s successor=%s", self.settings.node, best.node)
             self.knowledge.hold_off()
             self.hand_over(best.node)
+            self.handing_over.is_disk_full = True
         elif best is None and now_s - self._full_told_s > _FULL_TOLD_S:
             self._full_told_s = now_s
             logger.warning("disk full, and no other node follows; publishing is refused  reason=%s", error)
@@ -621,7 +630,7 @@ class ClusterNode:
 
     async def _blocking(self, call: Callable[[], T]) -> T:
         """Run something on the worker thread, after all that was given to it before."""
-        return await self._loop.run_in_executor(self._worker, call)
+        return await self._worker.run(call)
 
     def _post(self, call: Callable[..., None], *arguments: object) -> None:
         """Call something on the event loop; from any thread."""

@@ -4,9 +4,9 @@ import msgspec
 
 from headrace.model.errors import CorruptFile
 from headrace.storage.disk import Disk
-from headrace.storage.replicated.keys import Position
+from headrace.storage.replicated.keys import NODE_STATE_NAME, Position
+from headrace.storage.replicated.log_size import LogPart
 
-STATE_NAME = "node.json"
 _FORMAT = 1
 
 
@@ -32,6 +32,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     """The files that have ids at the position."""
     seals: dict[int, int] = {}
     """The position of the seal of each earlier epoch."""
+    log_size: list[LogPart] = []
+    """The sizes of the last parts of the log up to the position."""
 
 
 _encoder = msgspec.json.Encoder()
@@ -40,7 +42,7 @@ _decoder = msgspec.json.Decoder(NodeState)
 
 def read_state(disk: Disk, directory: str) -> NodeState:
     """The state in a node's directory; a new one if there is none."""
-    path = f"{directory}/{STATE_NAME}"
+    path = f"{directory}/{NODE_STATE_NAME}"
     if not disk.exists(path):
         return NodeState()
     file = disk.open(path)
@@ -54,7 +56,7 @@ def read_state(disk: Disk, directory: str) -> NodeState:
 
 def write_state(disk: Disk, directory: str, state: NodeState) -> None:
     """Replace the state; it is on the disk when this returns."""
-    path = f"{directory}/{STATE_NAME}"
+    path = f"{directory}/{NODE_STATE_NAME}"
     temporary = f"{path}.new"
     disk.remove(temporary, sync=False)
     file = disk.open(temporary, create=True)

@@ -215,6 +215,8 @@ class FollowerReports:
     def __init__(self) -> None:
         self._reports: dict[str, FollowerReport] = {}
         self._drained: dict[str, bool] = {}
+        self._said_drained: dict[str, bool] = {}
+        """What each follower itself said last."""
         self._lags_us: dict[str, int] = {}
         self._committed: deque[tuple[Position, int]] = deque(maxlen=_SAMPLES_MAX)
         """How far the owner was, and when, in the order of time."""
@@ -222,6 +224,7 @@ class FollowerReports:
     def take(self, report: NodeReport, committed: Position, now_us: int) -> None:
         """Take a report; the owner has committed so much."""
         position = Position(report.epoch, report.objects)
+        self._said_drained[report.node] = report.drained
         drained = self._drained.get(report.node, report.drained)
         self._reports[report.node] = FollowerReport(
             report.node, position, now_us, drained, report.format_max, report.role not in (RESTORING, BLOCKED)
@@ -239,6 +242,11 @@ class FollowerReports:
         """The last report of a follower; None if it has not reported to this owner."""
         return self._reports.get(node)
 
+    def age_us(self, node: str, now_us: int) -> int:
+        """How old the last report of a node is; very old if it has not reported to this owner."""
+        report = self._reports.get(node)
+        return now_us if report is None else now_us - report.heard_us
+
     def lag_us(self, node: str, now_us: int) -> int:
         """How long ago the first change was committed that a follower had not applied at its last report."""
         report = self._reports.get(node)
@@ -253,6 +261,10 @@ class FollowerReports:
         report = self._reports.get(node)
         if report is not None:
             self._reports[node] = report._replace(drained=drained)
+
+    def has_heard(self, node: str, drained: bool) -> bool:
+        """Whether a follower knows whether it is to serve: from then on it does so whoever the owner is."""
+        return self._said_drained.get(node) == drained
 
     def drained(self, node: str) -> bool | None:
         """Whether a node was asked to serve nothing; None if nobody asked for either."""

@@ -2,17 +2,19 @@
 
 from typing import NamedTuple
 
-from headrace.cluster.claims import FollowerReport, FollowerView, rank_of
+from headrace.cluster.claims import ANSWER_US, FollowerReport, FollowerView, rank_of
 from headrace.cluster.heartbeat import BeatRound
-from headrace.cluster.node_record import CLAIMING, FOLLOWING, STOPPED, BeatWatch, NodeRecord
+from headrace.cluster.node_record import BLOCKED, CLAIMING, FOLLOWING, STOPPED, BeatWatch, NodeRecord
 from headrace.cluster.node_settings import NodeSettings, monotonic_us
-from headrace.cluster.peers import OwnerLink
+from headrace.cluster.peers import FollowerReports, OwnerLink
 from headrace.storage.replicated.epochs import StoredManifest
 from headrace.storage.replicated.keys import Position
 from headrace.storage.replicated.manifest import Manifest
 
 LIVE_BEATS = 8
 """A node whose record has not changed for so many heartbeats is not counted among the live ones."""
+_RECENT_BEATS = 3
+"""A node whose record has not changed for so many heartbeats is not waited for."""
 _HOLD_OFF_US = 1_000_000
 _HOLD_OFF_US_MAX = 60_000_000
 _STABLE_US = 60_000_000
@@ -120,6 +122,18 @@ class ShardKnowledge:
         age_us = int(LIVE_BEATS * self._settings.heartbeat_s * 1e6)
         found = self.watch.live(monotonic_us(), age_us)
         return [one for one in found if one.role != STOPPED]
+
+    def expects_follower(self, reports: FollowerReports, now_us: int) -> bool:
+        """Whether a live node could take over that has not reported to this one, as it only begins to follow."""
+        age_us = int(_RECENT_BEATS * self._settings.heartbeat_s * 1e6)
+        return any(
+            one.node != self._settings.node
+            and one.role not in (STOPPED, BLOCKED)  # a former owner has not said yet that it follows
+            and not one.drained
+            and one.format_max >= self.format
+            and reports.age_us(one.node, now_us) >= ANSWER_US
+            for one in self.watch.live(now_us, age_us)
+        )
 
     def addresses_of(self, node: str) -> tuple[str, ...]:
         """Where clients reach a node; empty if that is not known."""

@@ -27,6 +27,7 @@ from headrace.storage.replicated.disk import ReplicatedDisk
 from headrace.storage.replicated.epochs import StoredManifest, check_store, checkpoint_position, claim, read_manifest
 from headrace.storage.replicated.following import FollowerBehind, ShardFollower
 from headrace.storage.replicated.keys import Position, ShardKeys
+from headrace.storage.replicated.log_size import LogSize
 from headrace.storage.replicated.operations import OPERATIONS, WalHeader, decode_header, encode_object
 from headrace.storage.replicated.restore import restore_newest
 from headrace.storage.replicated.writer import WalWriter
@@ -56,6 +57,8 @@ class OwnedShard(NamedTuple):
     writer: WalWriter
     seals: dict[int, int]
     """The position of the seal of each earlier epoch."""
+    log_size: LogSize
+    """Of the log before this epoch."""
 
 
 class ShardPlace(NamedTuple):
@@ -139,7 +142,7 @@ class ShardReplica:
         self.seen, self.position = seen_position(state), Position(*state.applied) if state.whole else Position(0, 0)
         found = check_store(self._store, self.keys, self.seen)
         if state.clean and state.boot and state.boot == self._disk.boot_id().hex():
-            self._follow(Position(*state.applied), state.bindings, state.seals)
+            self._follow(Position(*state.applied), state.bindings, state.seals, LogSize(state.log_size))
             if self._follower is not None and self._follower.is_behind(found):
                 self._follower = None
         self.note_state(clean=False)
@@ -207,7 +210,7 @@ class ShardReplica:
         self._note(self._follower.position)
         self._learn_damage()
         self._begin_epoch(epoch, secret)
-        seals = dict(self._follower.seals)
+        seals, log_size = dict(self._follower.seals), self._follower.log_size
         self.drop()
         writer = self._new_writer(
             self._store,
@@ -221,7 +224,7 @@ class ShardReplica:
         )
         disk = ReplicatedDisk(self._disk, self._place.root, writer, trash=self._place.trash)
         disk.known_damage = self._known_damage
-        return OwnedShard(epoch, stored, disk, writer, seals)
+        return OwnedShard(epoch, stored, disk, writer, seals, log_size)
 
     def _begin_epoch(self, epoch: int, nonce: bytes) -> None:
         """Put the first object of the epoch, which has no operations: from now on the epoch is begun for everybody."""
@@ -239,7 +242,8 @@ class ShardReplica:
         if owned.disk.damaged:
             self.note_damage(owned.disk.damaged)
             return
-        self._follow(owned.writer.committed, {}, owned.seals)
+        owned.log_size.add(owned.writer.committed, owned.writer.statistics().bytes)
+        self._follow(owned.writer.committed, {}, owned.seals, owned.log_size)
 
     def drop(self) -> None:
         """Forget how far the directory has the log: it is in doubt, or about to be changed by a broker."""
@@ -290,6 +294,7 @@ class ShardReplica:
             seen=tuple(self.seen),  # type: ignore[arg-type]
             bindings=self._applier.bindings if trusted and self._applier is not None else {},
             seals=dict(follower.seals) if trusted and follower is not None else {},
+            log_size=follower.log_size.parts if trusted and follower is not None else [],
         )
         write_state(self._disk, self._place.directory, self._state)
 
@@ -301,9 +306,9 @@ class ShardReplica:
         """Remember what this node, as the owner, has committed."""
         self._note(position)
 
-    def _follow(self, position: Position, bindings: dict[int, str], seals: dict[int, int]) -> None:
+    def _follow(self, position: Position, bindings: dict[int, str], seals: dict[int, int], log_size: LogSize) -> None:
         self._applier = Applier(self._disk, self._place.root, bindings)
-        self._follower = ShardFollower(self._store, self.keys, self._applier, position, seals, self.seen)
+        self._follower = ShardFollower(self._store, self.keys, self._applier, position, seals, self.seen, log_size)
         self._note(position)
 
     def _note(self, position: Position) -> None:

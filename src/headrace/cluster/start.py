@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from headrace.cluster.node_record import STOPPED, NodeRecord
+from headrace.cluster.retry_pause import RetryPause
 from headrace.model.errors import LogInUse, StoreUnavailable
 
 logger = logging.getLogger("headrace.cluster")
@@ -24,13 +25,15 @@ T = TypeVar("T")
 async def until_answered(call: Callable[[], Awaitable[T]], patience_s: float) -> T:
     """Call something again for so many seconds while the store does not answer; raises StoreUnavailable then."""
     deadline = time.monotonic() + patience_s
+    told = RetryPause(time.monotonic)
     while True:
         try:
             return await call()
         except StoreUnavailable as error:
             if time.monotonic() + _PAUSE_S > deadline:
                 raise
-            logger.warning("store not reached at the start; trying again  reason=%s", error)
+            if told.is_news(error):
+                logger.warning("store not reached at the start; trying again  reason=%s", error)
             await asyncio.sleep(_PAUSE_S)
 
 

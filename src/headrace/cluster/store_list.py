@@ -92,7 +92,11 @@ def _parse(url: str) -> SplitResult:
 
 def _address(url: str, parts: SplitResult, secrets: Mapping[str, str], disk: Disk | None) -> StoreAddress:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    hidden = [name for name in options if any(word in name.lower() for word in _SECRET_WORDS)]
+    hidden = [
+        name
+        for name, value in options.items()
+        if any(word in name.lower() for word in _SECRET_WORDS) or _has_password(value)
+    ]
     if parts.password is not None or hidden:
         raise InvalidArgument(
             f"the URL of the store {parts.scheme}://... has {f'the option {hidden[0]}' if hidden else 'a password'}, "
@@ -111,6 +115,14 @@ def _address(url: str, parts: SplitResult, secrets: Mapping[str, str], disk: Dis
         secrets=secrets,
         disk=PrivateDisk() if disk is None else disk,
     )
+
+
+def _has_password(value: str) -> bool:
+    """Whether an option is a URL with a password."""
+    try:
+        return urlsplit(value).password is not None
+    except ValueError:
+        return False
 
 
 def _check_package(scheme: str) -> None:

@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from headrace.engines.ballast import Ballast
-from headrace.engines.data_directory import FORMAT, FORMER_FORMAT, UPGRADING, DataDirectory, DataFormat, PartitionPath
+from headrace.engines.data_directory import (
+    FORMAT,
+    FORMAT_NAME,
+    FORMER_FORMAT,
+    UNFINISHED,
+    UPGRADING,
+    DataDirectory,
+    DataFormat,
+    LogExtent,
+    PartitionPath,
+)
 from headrace.engines.delivered_partition import DeliveredPartition
 from headrace.engines.derived_cache import DerivedCache
 from headrace.engines.derived_partition import PART_MESSAGES, BatchTransform, DerivedPart, DerivedPartition
@@ -28,7 +38,7 @@ from headrace.engines.leased.replayed import ReplayedIndex
 from headrace.engines.leased.taken import TakenMessages
 from headrace.engines.partition import Appended, Partition, Slice, check_version
 from headrace.engines.producers import FORGOTTEN, FORWARDER_MIN, PRODUCER_MIN, forwarded_by, forwarder_id, marked
-from headrace.engines.store import Store, as_headrace_error, log_settings
+from headrace.engines.store import Store, as_headrace_error, log_settings, lost_floor
 from headrace.model.batch import Columns
 from headrace.model.subscription import SubscriptionSettings
 from headrace.storage.owner import FoundOwner, PartitionOwner
@@ -38,12 +48,14 @@ from headrace.storage.upgrade import FormerBatch, UpgradedLog, UpgradeGap
 __all__ = [
     "FORGOTTEN",
     "FORMAT",
+    "FORMAT_NAME",
     "FORMER_FORMAT",
     "FORWARDER_MIN",
     "PART_MESSAGES",
     "PRODUCER_MIN",
     "RANK_BITS",
     "SESSION_BOUND_US",
+    "UNFINISHED",
     "UPGRADING",
     "Appended",
     "Ballast",
@@ -68,6 +80,7 @@ __all__ = [
     "KeyEntry",
     "KeyIndex",
     "LeasedPartition",
+    "LogExtent",
     "MessageCounts",
     "MessageState",
     "NextTimes",
@@ -93,6 +106,7 @@ __all__ = [
     "forwarder_id",
     "key_counts",
     "log_settings",
+    "lost_floor",
     "marked",
     "new_replayed_partition",
     "open_leased_partition",

@@ -13,10 +13,12 @@ from headrace.engines.producers import TRANSACTIONS, mark_of
 from headrace.engines.set_aside import SetAsideFiles
 from headrace.model.errors import DataDirectoryDamaged, LogNotFound, NotADataDirectory, UnsupportedFormat
 from headrace.storage.log import FileLog
+from headrace.storage.meta import read_meta
 from headrace.storage.offline_reader import OfflineLogReader
 from headrace.storage.owner import FoundOwner, PartitionOwner, read_owner
 from headrace.storage.record import SlottedRecord, is_torn
-from headrace.storage.recovery import Findings, segment_bases, verify
+from headrace.storage.recovery import Findings, segment_bases
+from headrace.storage.replicated.keys import NODE_STATE_NAME, SHARDS_NAME
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.segment import DATA_AT, segment_path
 from headrace.storage.upgrade import Amend, UpgradedLog, upgrade_log
@@ -28,6 +30,8 @@ OWN = "broker"
 JOURNAL = f"{OWN}/journal"
 STAGING = f"{OWN}/staging"
 FORMAT_NAME = "format"
+UNFINISHED = ".unfinished"
+"""The folder in which a copy of a cluster is made; as long as it is there, the copy is not whole."""
 
 FORMAT = 2
 """The number of the format that this Headrace reads and writes."""
@@ -68,11 +72,23 @@ class PartitionPath(NamedTuple):
     path: str
 
 
+class LogExtent(NamedTuple):
+    """The offsets of which a log has files."""
+
+    first_offset: int
+    """The oldest offset that the log has, as its record says."""
+    begin: int
+    """The offset at which its files begin; later than the first one if segments are missing."""
+    end: int
+
+
 class DataDirectory:
     """A data directory, in use or inspected. Whoever changes it must hold its lock."""
 
-    def __init__(self, host: StorageRuntime, path: str) -> None:
+    def __init__(self, host: StorageRuntime, path: str, *, is_node_copy: bool = False) -> None:
+        """Look at a directory, which may be the copy of a node of a cluster only if the caller knows that it is one."""
         self.host = host
+        self._is_node_copy = is_node_copy or host.disk.is_replicated
         self.path = path
         self._disk = host.disk
         self.set_aside = SetAsideFiles(host.disk, path)
@@ -204,6 +220,7 @@ class DataDirectory:
 
     def check_usable(self) -> None:
         """Raise if a broker may not use the directory; changes nothing."""
+        self._check_own()
         if self.read_format() is not None:
             return
         if self.was_used():
@@ -217,10 +234,46 @@ class DataDirectory:
             )
 
     def check_used(self) -> None:
-        """Raise when no broker was ever at work in the directory."""
+        """Raise when the directory is not that of a broker, or a broker was never at work in it."""
+        self._check_own()
         if self.stored_format() is None and not self.was_used():
             raise NotADataDirectory(
                 f"{self.path} is not a broker's data directory: there is nothing of a broker's in it"
+            )
+
+    def _check_own(self) -> None:
+        """Raise if the directory is not one of a broker by itself, whatever is in it."""
+        self.check_finished()
+        self.check_no_node_copy()
+        if self._is_node(self.path):
+            raise self._of_node(self.path, f"{self.path} is the directory of a node of a cluster")
+
+    def check_no_node_copy(self) -> None:
+        """Raise if the directory is the copy of a shard that a node of a cluster keeps."""
+        shards = self.path.rstrip("/").rpartition("/")[0]
+        node, _, name = shards.rpartition("/")
+        if not self._is_node_copy and name == SHARDS_NAME and self._is_node(node):
+            raise self._of_node(node, f"{self.path} is the copy of a cluster that its node keeps in {node}")
+
+    def _is_node(self, path: str) -> bool:
+        return self._disk.exists(f"{path}/{NODE_STATE_NAME}") and self._disk.is_directory(f"{path}/{SHARDS_NAME}")
+
+    def _of_node(self, node: str, found: str) -> NotADataDirectory:
+        return NotADataDirectory(
+            f"{found}, not the data directory of a broker by itself: the node compares its copy with the store at each "
+            f"start, and fetches what differs. Start it with `headrace serve --data {node} --cluster NAME --store "
+            "URL`, see it with `headrace cluster status`, or copy the cluster with `headrace cluster export`",
+            path=self.path,
+        )
+
+    def check_finished(self) -> None:
+        """Raise if the directory has a copy of a cluster that was begun and not finished."""
+        if self._disk.exists(f"{self.path}/{UNFINISHED}"):
+            raise NotADataDirectory(
+                f"{self.path} is not a broker's data directory: a copy of a cluster was begun there and not finished "
+                f"({UNFINISHED}); run the same `headrace cluster export` or `headrace restore` again, or give another "
+                "directory",
+                path=self.path,
             )
 
     def was_used(self) -> bool:
@@ -330,15 +383,46 @@ class DataDirectory:
         """Check every byte of a log; `ended` if no broker runs."""
         reader = OfflineLogReader(self.host, path)
         try:
-            return verify(reader.segments, reader.next_offset, progress, ended=ended)
+            return reader.verify_files(progress, ended=ended)
         finally:
             reader.close()
 
-    def repair_log(self, path: str, progress: Callable[[int], None]) -> Findings:
-        """Repair a log: copy damage to its quarantine and replace it by gaps; good batches stay where they are."""
-        log = FileLog(self.host, path, create=False, owned=True, repair=True, progress=progress)
+    def repair_log(
+        self, path: str, progress: Callable[[int], None], *, lost_floor: int = 0, create: bool = False
+    ) -> Findings:
+        """Repair a log: copy damage to its quarantine and replace it by gaps; good batches stay where they are.
+
+        Offsets below the floor that have no message become a gap. `create` the log if there are no files of it.
+        """
+        log = FileLog(self.host, path, create=create, owned=True, repair=True, progress=progress, lost_floor=lost_floor)
         log.close()
         return log.findings
+
+    def partition_path(self, topic_id: int, number: int) -> str:
+        """The directory of a partition, whether it is there or not."""
+        return f"{self.path}/{TOPICS}/{topic_id}/{number}"
+
+    def make_partition(self, path: str) -> None:
+        """Make the directory of a partition that has none."""
+        self._disk.make_directory(path, private=True)
+
+    def log_extent(self, path: str) -> LogExtent | None:
+        """The offsets of which a log has files, whether a writer is at work or not; None if it has none."""
+        try:
+            reader = OfflineLogReader(self.host, path)
+        except LogNotFound:
+            return None
+        try:
+            begin = reader.segments[0].base_offset if reader.segments else reader.next_offset
+            first_offset, end = reader.first_offset, reader.next_offset
+        finally:
+            reader.close()
+        if begin > first_offset:
+            # Retention stores the new first offset before it removes segments: it may have done so in between.
+            with suppress(LogNotFound):
+                meta = read_meta(self.host, path)
+                first_offset = begin if meta.is_reconstructed else meta.first_offset
+        return LogExtent(first_offset, begin, end)
 
     def last_mark(self, path: str) -> int:
         """The highest mark of a transaction's batches in a log."""

@@ -244,6 +244,11 @@ class DerivedPartition(Partition):
         return False
 
     @property
+    def overlaps_syncs(self) -> bool:
+        """Nothing is ever to be synced."""
+        return False
+
+    @property
     def size_bytes(self) -> int:
         """It stores nothing."""
         return 0

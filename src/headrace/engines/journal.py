@@ -137,6 +137,11 @@ class Journal(JournalReader):
         return self._log.is_small_backlog
 
     @property
+    def overlaps_syncs(self) -> bool:
+        """Whether the next sync is better requested before the last is done."""
+        return self._log.overlaps_syncs
+
+    @property
     def synced(self) -> bool:
         """Whether no sync could make what was written more durable."""
         return not self._log.awaits_sync(self._log.next_offset)
@@ -167,6 +172,10 @@ class Journal(JournalReader):
     def when_synced(self, offset: int, callback: SyncCallback) -> None:
         """Have everything before an offset synced, and be called back, possibly on another thread."""
         self._log.when_synced(offset, callback)
+
+    def request_sync(self) -> None:
+        """Have what was written synced soon."""
+        self._log.request_sync()
 
     def sync(self) -> None:
         """Return when all that was written is on the disk."""

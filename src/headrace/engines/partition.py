@@ -118,6 +118,11 @@ class Partition:
         return self._log.is_small_backlog
 
     @property
+    def overlaps_syncs(self) -> bool:
+        """Whether the next sync is better requested before the last is done."""
+        return self._log.overlaps_syncs
+
+    @property
     def size_bytes(self) -> int:
         """How many bytes the batches take."""
         return self._log.size_bytes

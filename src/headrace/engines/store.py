@@ -64,10 +64,8 @@ class Store:
         No new message gets an offset below the floor.
         """
         known = 0 if saved is None else saved_offset(saved)
-        # A checkpoint is stored after what it covers was synced: in a synced topic those messages cannot be missing.
-        lost_floor = known if settings.durability >= Durability.SYNCED else 0
         try:
-            return Partition(self._open(name, settings, max(floor, known), lost_floor, owner), saved)
+            return Partition(self._open(name, settings, max(floor, known), lost_floor(settings, saved), owner), saved)
         except OSError as error:
             raise as_headrace_error(error) from error
 
@@ -125,6 +123,12 @@ class Store:
         if self.directory is None:
             return MemoryLog(_MEMORY_JOURNAL_BYTES)
         return FileLog(self._host, f"{self.directory}/{OWN}/{name}", settings, owned=True)
+
+
+def lost_floor(settings: TopicSettings, saved: bytes | None) -> int:
+    """The offset below which all messages of a partition were synced, given the last checkpoint of its producers."""
+    # A checkpoint is stored after what it covers was synced: in a synced topic those messages cannot be missing.
+    return saved_offset(saved) if saved is not None and settings.durability >= Durability.SYNCED else 0
 
 
 def as_headrace_error(error: OSError) -> HeadraceError:

@@ -37,6 +37,11 @@ class ListenAddress(NamedTuple):
         """Whether connections are encrypted."""
         return self.scheme in TLS_SCHEMES
 
+    @property
+    def is_unix(self) -> bool:
+        """Whether it is a Unix socket of the native protocol."""
+        return self.scheme in _UNIX_SCHEMES
+
 
 def tcp_address(host: str, port: int, *, tls: bool = False) -> ListenAddress:
     """The address of the native protocol at a host and port."""

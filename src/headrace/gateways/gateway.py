@@ -1,6 +1,7 @@
 """The seam between the server and its gateways: what a gateway can do, and what the server gives it."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -77,6 +78,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     http_stream_seconds: float = 0.0
 
 
+def _no_socket(_: ListenAddress) -> None:
+    """No socket listens yet."""
+
+
 class GatewayContext(NamedTuple):
     """What the server gives a gateway."""
 
@@ -94,6 +99,9 @@ class GatewayContext(NamedTuple):
     """The server's certificates; None if it has none."""
     nodes: Callable[[], Sequence[str]] = tuple
     """Of a cluster: tells the URLs at which clients reach its nodes, as they are now; a plain broker has none."""
+    listening: Callable[[ListenAddress], socket.socket | None] = _no_socket
+    """Of a cluster: returns a duplicate of the socket that listens on an address already. A gateway accepts connections
+    on it, and closes it to stop; for None, as of a plain broker, it listens by itself."""
 
 
 GatewayFactory = Callable[[GatewayContext, Sequence[ListenAddress]], Gateway]

@@ -58,33 +58,22 @@ class TlsListener:
         """Unfinished handshakes, the oldest first, with their sockets and file descriptors."""
         self._reported_s = float("-inf")
 
-    async def listen(self, host: str, port: int, backlog: int) -> None:
-        """Listen on all addresses of a host; raises OSError."""
-        infos = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        try:
-            for family, kind, protocol, _, address in dict.fromkeys(infos):
-                listening = socket.socket(family, kind, protocol)
-                self.sockets.append(listening)
-                listening.setblocking(False)
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                listening.bind(address)
-                listening.listen(backlog)
-        except BaseException:
-            for listening in self.sockets:
-                listening.close()
-            self.sockets.clear()
-            raise
-        for listening in self.sockets:
+    def accept(self, sockets: list[socket.socket]) -> None:
+        """Accept connections on sockets that listen, and close them at the end."""
+        self.sockets += sockets
+        for listening in sockets:
             self._loop.add_reader(listening, self._accept, listening)
 
-    def close(self) -> None:
-        """Accept no new connections, and end the handshakes that are not finished."""
+    def stop_accepting(self) -> None:
+        """Accept no new connections; the handshakes that have begun go on."""
         for listening in self.sockets:
             self._loop.remove_reader(listening)
             listening.close()
         self.sockets.clear()
+
+    def close(self) -> None:
+        """Accept no new connections, and end the handshakes that are not finished."""
+        self.stop_accepting()
         for handshake in list(self._handshakes):
             handshake.cancel()
 
@@ -211,6 +200,20 @@ def tls_listener(
         raise InvalidArgument("an address with TLS needs tls_certificate")
     seconds, counts = certificates.settings.handshake_seconds, certificates.handshakes
     return TlsListener(loop, partial(certificates.context, protocol), seconds, counts, factory, plain_answer)
+
+
+def stop_accepting(server: asyncio.Server | TlsListener) -> None:
+    """Accept no new connections, with TLS or without; those that it has accepted, and their handshakes, go on."""
+    if isinstance(server, TlsListener):
+        server.stop_accepting()
+    elif type(server) is asyncio.Server:
+        # It drops what it has accepted in this loop turn if it is closed before the next; uvloop's server does not.
+        loop = server.get_loop()
+        for listening in server.sockets:
+            loop.remove_reader(listening.fileno())
+        loop.call_soon(loop.call_soon, server.close)
+    else:
+        server.close()
 
 
 def server_descriptors(server: asyncio.Server | TlsListener) -> list[int]:

@@ -88,6 +88,8 @@ class ChainVerifier:
         for head in sorted(self._heads.values(), key=lambda head: head.number):
             if head.number >= max(report.first_number, 1):
                 text = f"record {head.number} is missing, which was there before: the end of the trail was removed"
+                if report.records and self._previous is None:
+                    text = f"record {head.number} is not among those that can be read: it was altered, or removed"
                 self._find("missing", report.head.offset + 1, text)
             elif self._from_start:
                 self._find("missing", 0, f"record {head.number} is not there any more")

@@ -46,7 +46,7 @@ class DataDirectoryDamaged(HeadraceError):
 
 
 class NotADataDirectory(HeadraceError):
-    """The directory has files in it that are not a broker's; give one that is new or empty."""
+    """The directory is not that of a broker by itself: it has other files, an unfinished copy, or is a node's."""
 
     code = "not_a_data_directory"
 

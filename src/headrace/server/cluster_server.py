@@ -10,10 +10,12 @@ import threading
 import time
 import zlib
 from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headrace.client.connection.fork_guard import detach
 from headrace.client.connection.tls_options import TlsOptions
 from headrace.client.connection.token_source import NO_TOKEN, TokenSource
 from headrace.cluster.checkpoints import CheckpointSchedule, checkpoint_maker
@@ -24,7 +26,9 @@ from headrace.cluster.peers import PeerOptions
 from headrace.cluster.shards import OwnedShard
 from headrace.cluster.start import START_S, until_answered
 from headrace.cluster.store_list import open_store
-from headrace.gateways.addresses import ListenAddress
+from headrace.cluster.threads import run_on_thread
+from headrace.gateways.addresses import NATIVE_SCHEMES, ListenAddress
+from headrace.gateways.listening_sockets import ListeningSockets
 from headrace.gateways.tls_certificates import TlsCertificates
 from headrace.model.errors import InvalidArgument, NotServing, StoreUnavailable
 from headrace.server.cluster_port import ServingNode
@@ -37,6 +41,7 @@ from headrace.server.server import ServedShard, Server, version
 from headrace.server.settings import EmbeddedSettings, ServerSettings
 from headrace.server.standby import OwnerAddresses, StandbyListener
 from headrace.storage.disk import PrivateDisk
+from headrace.storage.stores.repeating import RepeatingStore
 from headrace.wire.native import Hello
 
 if TYPE_CHECKING:
@@ -58,7 +63,7 @@ _SERVING_MODULES = (
     "headrace.storage.worker",
 )
 _CLOSING_S = 0.01
-"""uvloop closes sockets in its next turns."""
+"""The loop closes the sockets of dropped connections in its next turns."""
 _NATIVE = ("headrace", "headraces")
 _UNSPECIFIED = ("0.0.0.0", "::", "")
 
@@ -78,6 +83,7 @@ class ClusterServer:
         self.node: ClusterNode | None = None
         self._disk = PrivateDisk()
         self._lock: DirectoryLock | None = None
+        self._sockets = ListeningSockets()
         self._standby: StandbyListener | None = None
         self._bound: list[ListenAddress] = []
         self._definitions: SharedDefinitions | None = None
@@ -96,12 +102,12 @@ class ClusterServer:
         self._check_token()
         self._lock = DirectoryLock(self._disk, data)
         try:
-            await until_answered(lambda: asyncio.to_thread(self._open_definitions, addresses), self._start_s)
-            await self._stand_by(addresses)
+            await until_answered(lambda: run_on_thread(partial(self._open_definitions, addresses)), self._start_s)
+            await self._listen(addresses)
             told = self._node_settings(data)
             self.node = ClusterNode(told, self._open_store, self._disk, self, self._peer_options(told.node))
             await self.node.start()
-            await asyncio.to_thread(_load_modules, addresses)
+            await run_on_thread(partial(_load_modules, addresses))
             await self._until_ready(self.node)
         except BaseException:
             await self._close()
@@ -132,6 +138,9 @@ class ClusterServer:
             self._lock.disown()
         if self.server is not None:
             self.server.disown()
+        accepting = [] if self._standby is None else self._standby.descriptors()
+        for descriptor in [*self._sockets.descriptors(), *accepting]:
+            detach(descriptor)
 
     async def _until_ready(self, node: ClusterNode) -> None:
         ready = asyncio.ensure_future(node.ready.wait())
@@ -144,6 +153,7 @@ class ClusterServer:
     async def _close(self) -> None:
         if self.node is not None:
             await self.node.stop()  # also one that has ended by itself: its threads run on
+        self._sockets.close()
         if self._standby is not None:
             self._standby.close()
         if self.server is not None:
@@ -151,14 +161,16 @@ class ClusterServer:
         if self.tls is not None:
             self.tls.stop()
         if self._definitions is not None:
-            await asyncio.to_thread(self._definitions.close)
+            await run_on_thread(self._definitions.close)
         if self._lock is not None:
             self._lock.release()
 
     # Preparing.
 
     def _open_store(self) -> "SharedStore":
-        return open_store(self.settings.store, credentials_file=self.settings.store_credentials_file or None)
+        given = self.settings
+        store = open_store(given.store, credentials_file=given.store_credentials_file or None)
+        return RepeatingStore(store, clock=time.monotonic, sleep=time.sleep)
 
     def _open_definitions(self, addresses: list[ListenAddress]) -> None:
         """Check the store, and read the security definitions; refuse addresses that need security without it."""
@@ -235,7 +247,7 @@ class ClusterServer:
         assert self.node is not None
         assert self._definitions is not None
         node, given = self.node, self.settings
-        await asyncio.to_thread(self._definitions.refresh)
+        await run_on_thread(self._definitions.refresh)
         self._checkpoints = CheckpointSchedule(
             owned,
             checkpoint_maker(node.store, node.replica.keys, owned, int(given.backup_seconds * 1e6), time_us),
@@ -245,7 +257,8 @@ class ClusterServer:
             now_us=time_us,
         )
         port = ServingNode(node, owned, self._checkpoints, monotonic_us, self._spawn)
-        shard = ServedShard(port, self._all_nodes, port.collect, self._leave_addresses)
+        assert self._standby is not None
+        shard = ServedShard(port, self._all_nodes, port.collect, self._sockets, self._standby.stop_accepting)
         own = {"cluster": "", "store": "", "node": "", "zone": "", "advertise": [], **dict.fromkeys(PEER_SETTINGS, "")}
         settings = msgspec.structs.replace(
             given,
@@ -262,8 +275,7 @@ class ClusterServer:
             await self.server.start()
         except BaseException:
             self.server = None
-            if self._standby is None:
-                await self._stand_by(self._bound)
+            await self._standby.start()
             raise
         self._checkpoints.start()
 
@@ -273,23 +285,25 @@ class ClusterServer:
         if self._definitions is not None:
             self._definitions.detach()
         if server is not None:
-            # Clients look elsewhere at once: the broker's threads and a checkpoint may wait for the store for long.
             server.abort_connections()
+        if stand_by:
+            assert self._standby is not None
+            await self._standby.start()
+        if server is not None:
+            # Clients look elsewhere at once: the broker's threads and a checkpoint may wait for the store for long.
             await asyncio.sleep(_CLOSING_S)
             server.abort()
-        await self._stop_checkpoints()
-        if stand_by:
-            await self._stand_by(self._bound)
         await self._stop_checkpoints()
 
     async def finish_serving(self) -> None:
         """Refuse new work, and close the broker with all that was begun."""
         assert self.node is not None
         assert self.server is not None
-        owned = self.node.owned
+        assert self._standby is not None
+        server, owned = self.server, self.node.owned
         assert owned is not None
         await self._stop_checkpoints()
-        successor = self.node.successor
+        successor = self.node.handing_over.successor or ""
         addresses = list(self.node.knowledge.addresses_of(successor))
         error = NotServing(
             f"this node hands over to {successor or 'another one'}", addresses=addresses, epoch=owned.epoch
@@ -298,24 +312,30 @@ class ClusterServer:
         watchdog = threading.Timer(_CLOSE_S, owned.writer.abandon, (late,))
         watchdog.daemon = True
         watchdog.start()
+
+        def before_closing() -> None:
+            server.refuse_requests(error)
+            owned.disk.defer_syncs()
+
         try:
-            await self.server.finish(error, owned.disk.defer_syncs)
+            await self._standby.start()  # from here on, new clients are told that the node does not serve
+            await server.finish(error, before_closing)
         finally:
             watchdog.cancel()
 
     async def end_serving(self) -> None:
-        """Close what is left, and stand by."""
+        """Close what is left."""
         server, self.server = self.server, None
         if self._definitions is not None:
             self._definitions.detach()
         if server is not None:
+            await server.close_connections()
             server.abort()
-        await self._stand_by(self._bound)
 
     async def _stop_checkpoints(self) -> None:
         checkpoints, self._checkpoints = self._checkpoints, None
         if checkpoints is not None:
-            await asyncio.to_thread(checkpoints.stop)
+            await run_on_thread(checkpoints.stop)
 
     def _spawn(self, call: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(call)
@@ -324,24 +344,17 @@ class ClusterServer:
 
     # Standing by.
 
-    async def _stand_by(self, addresses: list[ListenAddress]) -> None:
-        standby = StandbyListener(addresses, self.tls, self._owner)
-        bound = await standby.start()
-        self._standby = standby
-        if not self._bound:
-            others = [one for one in addresses if one.scheme not in (*_NATIVE, "unix", "headrace+unix", *HTTP_SCHEMES)]
-            self._bound = [*bound, *others]
-            self.listening = [one.url.replace("unix:", "headrace+unix:", 1) for one in bound]
-            native = [one for one in bound if one.scheme in _NATIVE]
-            self.addresses = [(one.host, one.port or 0) for one in native]
-            self.socket_path = next((one.path for one in bound if one.path), "")
-
-    async def _leave_addresses(self) -> None:
-        """Let the server have the addresses."""
-        if self._standby is not None:
-            self._standby.close()
-            self._standby = None
-            await asyncio.sleep(_CLOSING_S)
+    async def _listen(self, addresses: list[ListenAddress]) -> None:
+        """Listen for as long as the node lives, whoever answers, and stand by; other gateways' addresses are theirs."""
+        own = [one for one in addresses if one.scheme in (*NATIVE_SCHEMES, *HTTP_SCHEMES)]
+        bound = [found for one in own for found in await self._sockets.listen(one)]
+        self._bound = [*bound, *(one for one in addresses if one not in own)]
+        self.listening = [one.url.replace("unix:", "headrace+unix:", 1) for one in bound]
+        native = [one for one in bound if one.scheme in _NATIVE]
+        self.addresses = [(one.host, one.port or 0) for one in native]
+        self.socket_path = next((one.path for one in bound if one.path), "")
+        self._standby = StandbyListener(self._sockets, bound, self.tls, self._owner)
+        await self._standby.start()
 
     def _owner(self) -> OwnerAddresses:
         """Who serves, as far as the node knows; nobody while it takes over itself."""

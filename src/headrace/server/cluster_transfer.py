@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,17 +9,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.model.errors import DataDirectoryDamaged, InvalidArgument, NotADataDirectory
 from headrace.server.directory_lock import DirectoryLock
-from headrace.storage.replicated.keys import Position, ShardKeys, definitions_key
+from headrace.storage.replicated.keys import NODE_STATE_NAME, SHARDS_NAME, Position, ShardKeys, definitions_key
 
 if TYPE_CHECKING:
+    from headrace.broker.repair import Verified
+    from headrace.engines.api import DataDirectory
     from headrace.security.definitions import SecurityDefinitions
     from headrace.storage.disk import Disk
+    from headrace.storage.replicated.restore import Restored
     from headrace.storage.stores.store import SharedStore
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done, and all bytes."""
-_SHARDS, _SHARD = "shards", "shards/000"
-_NODE_NAMES = (_SHARDS, "node.json", "trash")
+_SHARD = f"{SHARDS_NAME}/000"
+_NODE_NAMES = (SHARDS_NAME, NODE_STATE_NAME, "trash")
 """What a node has in its directory."""
 
 
@@ -68,10 +70,19 @@ class RestorePoint(NamedTuple):
     time_us: int
 
 
-def import_directory(path: str, store_url: str, cluster: str, credentials_file: str, progress: Progress) -> ClusterCopy:
+def import_directory(
+    path: str,
+    store_url: str,
+    cluster: str,
+    credentials_file: str,
+    progress: Progress,
+    *,
+    verifying: Progress = lambda _done, _total: None,
+    damaged: bool = False,
+) -> ClusterCopy:
     """Make a new cluster of the data directory of a broker, or of a node whose store is lost.
 
-    Nobody may be at work in it. It does not change.
+    Nobody may be at work in it. It does not change. Unless it may be `damaged`, all of it is verified first.
     """
     from headrace.cluster.definitions import SharedDefinitions
     from headrace.server.cluster_settings import check_name
@@ -83,9 +94,11 @@ def import_directory(path: str, store_url: str, cluster: str, credentials_file: 
     check_name(cluster)
     disk = PrivateDisk()
     with _checked_store(store_url, cluster, credentials_file) as store, _locked(disk, path) as source:
-        document = _definitions_of(source.path)
+        document = _definitions_of(source)
         if read_manifest(store, ShardKeys(cluster, 0)) is not None:
             raise InvalidArgument(f"{store.location} has a cluster {cluster} already; give another name")
+        if not damaged:
+            _check_undamaged(source, verifying)
         store.delete([definitions_key(cluster)])  # those of an import that was interrupted
         if document.version:
             SharedDefinitions(store, cluster).seed(document)
@@ -102,46 +115,56 @@ def restore_directory(
     path: str, store_url: str, cluster: str, credentials_file: str, at: int | Position | None, progress: Progress
 ) -> ClusterCopy:
     """Copy the state of a cluster at a time or a position into a new data directory; None: the newest state."""
+    from headrace.server.directory_copy import whole_copy
     from headrace.storage.disk import PrivateDisk
-    from headrace.storage.replicated.restore import first_time_us, restore_at, shown_moment
+    from headrace.storage.replicated.restore import restore_at
 
-    if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
-        raise InvalidArgument(f"{path} exists and is not an empty directory; give one that is new")
-    with _opened_store(store_url, credentials_file) as store:
-        with _removed_unless_whole(path):
-            done = restore_at(store, cluster, 0, PrivateDisk(), path, at, progress)
-            if at is not None and not os.listdir(path):
-                keys = ShardKeys(cluster, 0)
-                began_us = first_time_us(store, keys)
-                since = f" of {shown_moment(began_us)}" if began_us else ""
-                raise InvalidArgument(
-                    f"{keys.root} had no data yet at that moment: it begins at 1:1{since}", earliest="1:1"
-                )
-        document = _definitions_of(path)
-        sizes = [os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names]
-        return ClusterCopy(
-            path, cluster, store.location, done.position, done.time_us, len(sizes), sum(sizes), bool(document.version)
-        )
+    disk = PrivateDisk()
+    with whole_copy(disk, path) as content, _opened_store(store_url, credentials_file) as store:
+        done = restore_at(store, cluster, 0, disk, content, at, progress)
+        if not _is_begun(disk, content):
+            raise _no_data(store, ShardKeys(cluster, 0))
+    document = _definitions_of(ImportSource(path, None))
+    sizes = [os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names]
+    return ClusterCopy(
+        path, cluster, store.location, done.position, done.time_us, len(sizes), sum(sizes), bool(document.version)
+    )
 
 
-@contextmanager
-def _removed_unless_whole(path: str) -> Iterator[None]:
-    """Leave nothing in a directory, which was new or empty, when filling it fails."""
-    was_there = os.path.isdir(path)
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
-        if was_there:
-            os.makedirs(path, mode=0o700, exist_ok=True)
-        raise
+def _is_begun(disk: "Disk", path: str) -> bool:
+    """Whether a broker has begun to use a directory: it writes the format file before any other."""
+    from headrace.engines.api import FORMAT_NAME
+    from headrace.storage.record import SlottedRecord
+
+    path = os.path.join(path, FORMAT_NAME)
+    return disk.exists(path) and SlottedRecord(disk, path, write=False).load() is not None
+
+
+def _beginning(store: "SharedStore", keys: ShardKeys) -> "Restored | None":
+    """The first state of a cluster that a broker can serve, if the log is kept from there on."""
+    from headrace.engines.api import FORMAT_NAME
+    from headrace.storage.replicated.restore import first_with_file
+
+    return first_with_file(store, keys, FORMAT_NAME)
+
+
+def _no_data(store: "SharedStore", keys: ShardKeys) -> InvalidArgument:
+    from headrace.storage.replicated.restore import shown_moment
+
+    began = _beginning(store, keys)
+    if began is None:
+        return InvalidArgument(f"{keys.root} has no data yet: no node has served it")
+    return InvalidArgument(
+        f"{keys.root} had no data yet at that moment: it begins at {began.position} of {shown_moment(began.time_us)}",
+        earliest=str(began.position),
+    )
 
 
 def list_restorable(store_url: str, cluster: str, credentials_file: str) -> list[RestorePoint]:
     """The checkpoints that are kept of a cluster, oldest first, and the end of its log: every moment between."""
     from headrace.storage.replicated.checkpoint_format import parse_checkpoint_name
     from headrace.storage.replicated.epochs import read_manifest
-    from headrace.storage.replicated.restore import first_time_us, usable_names
+    from headrace.storage.replicated.restore import usable_names
 
     with _opened_store(store_url, credentials_file) as store:
         keys = ShardKeys(cluster, 0)
@@ -151,8 +174,9 @@ def list_restorable(store_url: str, cluster: str, credentials_file: str) -> list
         names = usable_names(store, keys, stored.manifest) if stored.manifest.checkpoint else []
         parsed = [parse_checkpoint_name(name) for name in names]
         points = [RestorePoint("checkpoint", one.position, one.time_us) for one in parsed]
-        if not stored.manifest.oldest:  # nothing has been deleted yet
-            points.insert(0, RestorePoint("beginning", Position(1, 0), first_time_us(store, keys)))
+        began = None if stored.manifest.oldest else _beginning(store, keys)  # else the first objects may be deleted
+        if began is not None:
+            points.insert(0, RestorePoint("beginning", *began))
         return [*points, _end_of_log(store, keys, stored.manifest.epoch)]
 
 
@@ -170,25 +194,74 @@ def _end_of_log(store: "SharedStore", keys: ShardKeys, epoch: int) -> RestorePoi
     return RestorePoint("newest", Position(epoch, keys.position(last)[1] + 1), header.time_us)
 
 
-def _definitions_of(path: str) -> "SecurityDefinitions":
+def _definitions_of(source: ImportSource) -> "SecurityDefinitions":
     """The security definitions in the journal of a data directory, which must be sound."""
     from headrace.broker.inspection import inspect
+
+    with _data_of(source) as data:
+        found = inspect(data)
+    if found.problems or found.state is None:
+        first = found.problems[0]
+        raise DataDirectoryDamaged(
+            f"{source.path} is damaged ({first.path}: {first.problem}); {_repair_text(source)}", path=source.path
+        )
+    return found.state.definitions.document
+
+
+def _check_undamaged(source: ImportSource, verifying: Progress) -> None:
+    """Raise DataDirectoryDamaged if anything is damaged or missing, but bytes that were being written at the end."""
+    from headrace.broker.repair import verify
+
+    with _data_of(source) as data:
+        total = data.size_bytes()
+        found = list(_damage_in(verify(data, lambda done: verifying(done, total), running=False)))
+    if found:
+        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        raise DataDirectoryDamaged(
+            f"{source.path} is damaged: {found[0]}{more}; {_repair_text(source)}. `--damaged` imports it as it is: "
+            "what is damaged then is damaged in the cluster",
+            path=source.path,
+        )
+
+
+def _damage_in(found: "Verified") -> Iterator[str]:
+    """What is damaged or missing. A broker that was killed leaves torn bytes at the end of logs: those are not it."""
+    yield from (f"{one.path}: {one.problem}" for one in found.problems)
+    for log in found.logs:
+        if log.error:
+            yield f"{log.path}: {log.error}"
+        for lost in log.findings.lost:
+            if not lost.repaired:
+                yield f"offsets {lost.first_offset} to {lost.next_offset - 1} in {lost.path}: {lost.reason}"
+        yield from (f"the header of {path}" for path in log.findings.headers)
+        if log.findings.record:
+            yield f"the record {log.findings.record}"
+    for one in found.missing:
+        yield f"offsets {one.first_offset} to {one.next_offset - 1} of {one.path} are missing: {one.reason}"
+
+
+def _repair_text(source: ImportSource) -> str:
+    """What to do about damage in a directory that is to be imported."""
+    if source.origin is None:
+        return f"`headrace verify {source.path}` lists all of it, `headrace repair {source.path}` puts it in order"
+    return (
+        f"import the directory of another node, or copy {source.path} elsewhere: `headrace verify` lists all damage in "
+        "the copy, and `headrace repair` puts it in order; then import the copy"
+    )
+
+
+@contextmanager
+def _data_of(source: ImportSource) -> Iterator["DataDirectory"]:
     from headrace.engines.api import DataDirectory
     from headrace.storage.runtime import StorageRuntime
 
     host = StorageRuntime()
     try:
-        data = DataDirectory(host, path)
+        data = DataDirectory(host, source.path, is_node_copy=source.origin is not None)
         data.check_used()
-        found = inspect(data)
+        yield data
     finally:
         host.close()
-    if found.problems or found.state is None:
-        first = found.problems[0]
-        raise DataDirectoryDamaged(
-            f"{path} is damaged ({first.path}: {first.problem}); `headrace repair {path}` mends it", path=path
-        )
-    return found.state.definitions.document
 
 
 def check_no_broker(disk: "Disk", path: str) -> None:
@@ -207,6 +280,8 @@ def _holds_broker(disk: "Disk", path: str) -> bool:
     host = StorageRuntime(disk)
     try:
         data = DataDirectory(host, path)
+        data.check_finished()
+        data.check_no_node_copy()
         return disk.exists(data.format_path) or data.was_used()
     finally:
         host.close()

@@ -1,8 +1,9 @@
 """Addresses that a network can reach: served only with security, or with the setting `insecure`."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from headrace.gateways.addresses import ListenAddress
 from headrace.model.errors import SecurityRequired
@@ -14,7 +15,11 @@ def is_exposed(address: ListenAddress) -> bool:
     """Whether others than programs on this machine can reach an address."""
     if address.path and not address.host:
         return False  # a Unix socket
-    host = address.host.partition("%")[0]
+    return _is_of_network(address.host)
+
+
+def _is_of_network(host: str) -> bool:
+    host = host.partition("%")[0]
     if host.lower() == "localhost":
         return False
     try:
@@ -37,13 +42,19 @@ def check_exposed(exposed: Sequence[ListenAddress], *, enabled: bool, insecure: 
     )
 
 
-def check_disabling(exposed: Sequence[ListenAddress], *, insecure: bool) -> None:
-    """Refuse to disable security while a network reaches the broker, unless that is said to be intended."""
-    if exposed and not insecure:
+def check_disabling(exposed: Sequence[ListenAddress], nodes: Iterable[str], *, insecure: bool) -> None:
+    """Refuse to disable security while a network reaches the broker, unless that is said to be intended.
+
+    `nodes` are the URLs of all nodes of its cluster: those that a network reaches could not take over any more.
+    """
+    if insecure:
+        return
+    reached = [*map(str, exposed), *(url for url in nodes if _is_of_network(urlsplit(url).hostname or ""))]
+    if reached:
         raise SecurityRequired(
-            f"security cannot be disabled while the broker listens on {exposed[0]}: everybody who reaches that address "
-            "could do everything. Start it again on this machine's own addresses only, or with --insecure; then "
-            "disable security"
+            f"security cannot be disabled while the broker, or a node of its cluster, listens on {reached[0]}: "
+            "everybody who reaches that address could do everything. Start it again on its machine's own addresses "
+            "only, or all nodes with --insecure; then disable security"
         )
 
 

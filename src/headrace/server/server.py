@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from headrace.gateways.addresses import ListenAddress
     from headrace.gateways.authentication import Authenticate
     from headrace.gateways.gateway import Gateway, GatewayContext
+    from headrace.gateways.listening_sockets import ListeningSockets
     from headrace.gateways.native.gateway import NativeGateway
     from headrace.gateways.tls_certificates import TlsCertificates
     from headrace.push.service import PushService
@@ -59,12 +60,17 @@ _POLL_S = 0.02
 _DESCRIPTORS_SPARE = 208
 """File descriptors for what is neither a segment nor a connection of a client, such as those to receivers of webhooks;
 less where there are few."""
+_COMMITS_US = 20_000
+"""Before a hand-over, clients that are told of it send their last commits within about this time."""
 _HAND_OVER_S = 0.2
-"""Before a hand-over, requests have so long to be answered; clients repeat the others at the next owner."""
+"""Before a hand-over, clients have so long to fall silent; if they do not, what they send is not handled any more, and
+what was begun has as long again. Clients repeat at the next owner what was not handled."""
 NODE_CLIENT = "node "
 """What names of clients begin with that are followers of the shard."""
 _FAREWELL_S = 1.0
 """Connections have so long to send what waits; then they are aborted."""
+_LAST_ANSWERS_S = 0.25
+"""After a hand-over, clients have so long to read the answers to their last requests."""
 
 
 class LoopPorts:
@@ -88,8 +94,10 @@ class ServedShard(NamedTuple):
     """Tells the URLs of all nodes."""
     collect: "Collector"
     """Collects the metrics of the node."""
-    before_listening: Callable[[], Awaitable[None]]
-    """Frees the addresses, on which the node has listened so far."""
+    sockets: "ListeningSockets"
+    """Listen on the addresses; the gateways accept connections on duplicates of them."""
+    before_accepting: Callable[[], None]
+    """Lets the node accept no more connections on them."""
 
 
 class Server:
@@ -157,7 +165,7 @@ class Server:
             if self._shard is not None:
                 broker.cluster = self._shard.port
                 broker.metrics.add(self._shard.collect)
-                await self._shard.before_listening()
+                self._shard.before_accepting()
             for factory, named in factories.items():
                 self.listening += await start_gateway(factory, context, named, self._add_gateway)
             if self.tls is not None:
@@ -205,11 +213,36 @@ class Server:
         broker.drain()
         push.drain()
         tell_gateways(gateways, lambda gateway: gateway.drain())
-        await _until(lambda: broker.idle and not push.busy and not any_busy(gateways), _HAND_OVER_S)
+        told_us = self._runtime.now_us()
+
+        def answered() -> bool:
+            return broker.idle and not push.busy and not any_busy(gateways)
+
+        def silent() -> bool:
+            return self._runtime.now_us() - max(told_us, self._heard_us()) > _COMMITS_US
+
+        if not await _until(lambda: silent() and answered(), _HAND_OVER_S):
+            self.native.ignore_requests()  # clients send again what is not handled, once they are told
+            await _until(answered, _HAND_OVER_S)
         broker.end_sessions(error, NODE_CLIENT)
         await push.close()
         before_closing()
         self._close_broker()
+
+    def refuse_requests(self, error: HeadraceError) -> None:
+        """Answer what clients still send with an error, where a gateway can: the broker is about to be closed."""
+
+        def refuse(gateway: "Gateway") -> None:
+            call = getattr(gateway, "refuse_requests", None)  # not all gateways have it
+            if call is not None:
+                call(error)
+
+        tell_gateways(self.gateways, refuse)
+
+    async def close_connections(self) -> None:
+        """Close all connections; for a moment they may send what waits, and clients may read it."""
+        tell_gateways(self.gateways, lambda gateway: gateway.close())
+        await _until(lambda: not self._connections(), _LAST_ANSWERS_S)
 
     def abort(self) -> None:
         """Drop all connections and the broker at once; a broker that is not closed yet flushes nothing.
@@ -285,7 +318,8 @@ class Server:
             self._authenticate.verify_jwt = self._jwt_authenticator()
         exposed = [address for address in addresses if is_exposed(address)]
         check_exposed(exposed, enabled=broker.definitions.load().enabled, insecure=self.settings.insecure)
-        broker.security.check_disabling = partial(check_disabling, exposed, insecure=self.settings.insecure)
+        nodes = tuple if self._shard is None else self._shard.nodes
+        broker.security.check_disabling = lambda: check_disabling(exposed, nodes(), insecure=self.settings.insecure)
         if exposed:
 
             def changed(document: "SecurityDefinitions") -> None:
@@ -332,8 +366,10 @@ class Server:
             self._authenticate, broker.audit.login_refused, runtime.loop, runtime.now_us, delay_s_max=delay_s_max
         )
         broker.metrics.add(guard.collect)
-        nodes = tuple if self._shard is None else self._shard.nodes
-        return GatewayContext(broker, runtime, guard, limit, settings, self._adopt_native, self.tls, nodes)
+        context = GatewayContext(broker, runtime, guard, limit, settings, self._adopt_native, self.tls)
+        if self._shard is None:
+            return context
+        return context._replace(nodes=self._shard.nodes, listening=self._shard.sockets.duplicate)
 
     def _add_gateway(self, gateway: "Gateway") -> None:
         from headrace.gateways.native.gateway import NativeGateway
@@ -370,6 +406,10 @@ class Server:
         self._broker.wall_offset_us = self._runtime.clock.wall_offset_us()
         return self._broker.tick(now_us)
 
+    def _heard_us(self) -> int:
+        """When a client that is connected last sent something."""
+        return max((one.heard_us for one in gateway_statistics(self.gateways) if one.connections), default=0)
+
     def _connections(self) -> int:
         return sum(each.connections for each in gateway_statistics(self.gateways))
 
@@ -383,9 +423,7 @@ class Server:
             return hurry.is_set() or (broker.idle and not push.busy and not any_busy(gateways))
 
         def quiet() -> bool:
-            all_statistics = gateway_statistics(gateways)
-            heard_us = max((one.heard_us for one in all_statistics if one.connections), default=0)
-            return answered() and (self._runtime.now_us() - heard_us > _QUIET_US or hurry.is_set())
+            return answered() and (self._runtime.now_us() - self._heard_us() > _QUIET_US or hurry.is_set())
 
         patience_s = self.settings.drain_seconds
         if not await _until(quiet, min(_TALK_S, patience_s)):

@@ -106,7 +106,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The most connections from one address at once; those on Unix sockets count in connections_max only."""
     connections_per_identity_max: int = _BROKER_DEFAULTS.connections_per_identity_max
     """The most connections of one identity at once; those without credentials, and of the local user, do not count."""
-    login_delay_seconds_max: float = 1.0
+    login_delay_seconds_max: float = 0.25
     """How long the refusal of wrong credentials is held back at most, when an address has failed often; 0: never."""
     heartbeat_ms: int = 5000
     """How often idle clients send a heartbeat, in milliseconds; connections silent for three times as long end."""

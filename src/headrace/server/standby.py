@@ -11,12 +11,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.gateways.addresses import NATIVE_SCHEMES, ListenAddress, parse_listen_address, tcp_url, unix_url
-from headrace.gateways.listen_errors import listen_failed, listen_unix_failed
-from headrace.gateways.tls_listener import TlsListener, tls_listener
+from headrace.gateways.addresses import ListenAddress
+from headrace.gateways.listening_sockets import ListeningSockets, accept_tcp, accept_unix
+from headrace.gateways.tls_listener import TlsListener, server_descriptors, stop_accepting, tls_listener
 from headrace.gateways.tls_settings import HTTP_ALPN, NATIVE_ALPN
-from headrace.gateways.unix_socket import bind, make_room, remove
-from headrace.model.errors import HeadraceError, NotServing, ProtocolError, TlsFailed
+from headrace.model.errors import NotServing, ProtocolError, TlsFailed
 from headrace.server.gateway_list import HTTP_SCHEMES
 from headrace.wire.frames import Frames, frame, frame_correlation
 from headrace.wire.native import Kind, failure
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.server")
 
-_BACKLOG = 128
 _CONNECTIONS_MAX = 512
 """With more, the oldest is closed."""
 _HEAD_S = 5.0
@@ -36,9 +34,6 @@ _LINGER_S = 1.0
 _FRAME_BYTES_MAX = 64 << 10
 _HEAD_BYTES_MAX = 16 << 10
 _LINGER_BYTES_MAX = 4 << 20
-_BIND_S = 3.0
-"""How long to try again while an address is still taken by the server before, or by a process that is ending."""
-_BIND_PAUSE_S = 0.02
 _TARGET = re.compile(rb"/[!-~]{0,8000}")
 """Targets of requests that are repeated in a redirection: neither control characters nor spaces."""
 _METHOD = re.compile(rb"[A-Z]{1,20}")
@@ -54,85 +49,70 @@ class OwnerAddresses(NamedTuple):
 
 
 class StandbyListener:
-    """Listens on all addresses of a node while it does not serve."""
+    """Answers on all addresses of a node while it does not serve."""
 
     def __init__(
-        self, addresses: Sequence[ListenAddress], tls: "TlsCertificates | None", owner: Callable[[], OwnerAddresses]
+        self,
+        sockets: ListeningSockets,
+        addresses: Sequence[ListenAddress],
+        tls: "TlsCertificates | None",
+        owner: Callable[[], OwnerAddresses],
     ) -> None:
-        """`owner` tells who serves, whenever a client asks. Addresses of other gateways are left alone."""
-        self._addresses = [one for one in addresses if one.scheme in (*NATIVE_SCHEMES, *HTTP_SCHEMES)]
+        """`sockets` listen on these addresses. `owner` tells who serves, whenever a client asks."""
+        self._sockets = sockets
+        self._addresses = addresses
         self._tls = tls
         self.owner = owner
         self._servers: list[asyncio.Server | TlsListener] = []
-        self._socket_paths: list[str] = []
+        self._is_accepting = False
         self._connections: dict[_StandbyConnection, None] = {}
         """In the order of their coming."""
 
-    async def start(self) -> list[ListenAddress]:
-        """Listen; returns the addresses with the ports that the system chose."""
-        bound: list[ListenAddress] = []
+    async def start(self) -> None:
+        """Accept connections, unless it does already."""
+        if self._is_accepting:
+            return
+        self._is_accepting = True
         try:
             for address in self._addresses:
-                bound += await self._listen_soon(address)
+                self._servers.append(await self._accept(address))
         except BaseException:
             self.close()
             raise
-        return bound
+
+    def stop_accepting(self) -> None:
+        """Accept no new connections; those that it has accepted are answered."""
+        self._is_accepting = False
+        for server in self._servers:
+            stop_accepting(server)
+        self._servers.clear()
 
     def close(self) -> None:
-        """Stop listening, and close all connections after what waits to be sent."""
-        for path in self._socket_paths:
-            remove(path)
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
-        self._socket_paths.clear()
+        """Accept no new connections, and close all after what waits to be sent."""
+        self.stop_accepting()
         for connection in list(self._connections):
             connection.finish()
 
-    async def _listen_soon(self, address: ListenAddress) -> list[ListenAddress]:
-        """Listen on an address, which the server that has just stopped may still hold for a moment."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + _BIND_S
-        while True:
-            try:
-                return await self._listen(loop, address)
-            except HeadraceError:
-                if loop.time() > deadline_s:
-                    raise
-            await asyncio.sleep(_BIND_PAUSE_S)
+    def descriptors(self) -> list[int]:
+        """The file descriptors of the sockets on which it accepts connections."""
+        return [descriptor for server in self._servers for descriptor in server_descriptors(server)]
 
-    async def _listen(self, loop: asyncio.AbstractEventLoop, address: ListenAddress) -> list[ListenAddress]:
+    async def _accept(self, address: ListenAddress) -> asyncio.Server | TlsListener:
         is_http = address.scheme in HTTP_SCHEMES
         kind = _HttpStandby if is_http else _NativeStandby
 
         def connection() -> _StandbyConnection:
             return kind(self)
 
-        if address.path and not is_http:
-            make_room(address.path)
-            try:
-                self._socket_paths.append(address.path)
-                self._servers.append(
-                    await loop.create_unix_server(connection, sock=bind(address.path), backlog=_BACKLOG)
-                )
-            except OSError as error:
-                raise listen_unix_failed(error, address.path) from error
-            return [parse_listen_address(unix_url("unix", address.path))]
-        port = address.port or 0
-        server: asyncio.Server | TlsListener
-        try:
-            if address.has_tls:
-                plain, alpn = (_plain_http, HTTP_ALPN) if is_http else (_plain_native, NATIVE_ALPN)
-                server = tls_listener(loop, self._tls, alpn, connection, plain)
-                await server.listen(address.host, port, _BACKLOG)
-            else:
-                server = await loop.create_server(connection, address.host, port, backlog=_BACKLOG)
-        except OSError as error:
-            raise listen_failed(error, address.host, port) from error
-        self._servers.append(server)
-        names = [listening.getsockname()[:2] for listening in server.sockets]
-        return [parse_listen_address(tcp_url(address.scheme, host, bound)) for host, bound in names]
+        listening = self._sockets.duplicate(address)
+        assert listening is not None
+        if address.is_unix:
+            return await accept_unix(connection, address.path, listening)
+        tls = None
+        if address.has_tls:
+            plain, alpn = (_plain_http, HTTP_ALPN) if is_http else (_plain_native, NATIVE_ALPN)
+            tls = tls_listener(asyncio.get_running_loop(), self._tls, alpn, connection, plain)
+        return await accept_tcp(connection, address, listening, tls)
 
     def admit(self, connection: "_StandbyConnection") -> None:
         """Count a connection; the oldest makes room for one too many."""
@@ -242,19 +222,21 @@ class _HttpStandby(_StandbyConnection):
         end = self._head.find(b"\r\n\r\n")
         if end < 0 and len(self._head) <= _HEAD_BYTES_MAX:
             return
-        words = bytes(self._head.partition(b"\r\n")[0]).split(b" ")
+        request, *lines = bytes(self._head[:end]).split(b"\r\n")
+        words = request.split(b" ")
         if end < 0 or len(words) != 3 or not _METHOD.fullmatch(words[0]) or not words[2].startswith(b"HTTP/1."):
             self._answer(_response(400, "Bad Request", {"title": "bad request", "status": 400}))
             return
-        self._answer(self._response_to(words[1], is_head=words[0] == b"HEAD"))
+        scheme = "ws" if any(map(_asks_for_websocket, lines)) else "http"
+        self._answer(self._response_to(words[1], scheme, is_head=words[0] == b"HEAD"))
 
-    def _response_to(self, target: bytes, *, is_head: bool) -> bytes:
+    def _response_to(self, target: bytes, scheme: str, *, is_head: bool) -> bytes:
         path = target.partition(b"?")[0]
         if path == b"/healthz":
             return _response(200, "OK", {"status": "ok", "role": "following"}, is_head=is_head)
         found = self._standby.owner()
         if path != b"/readyz" and found.http and _TARGET.fullmatch(target):
-            location = f"{found.http[0].rstrip('/')}{target.decode('ascii')}"
+            location = f"{scheme}{found.http[0].removeprefix('http').rstrip('/')}{target.decode('ascii')}"
             return _response(307, "Temporary Redirect", {"location": location}, {"Location": location}, is_head=is_head)
         error = self._standby.refusal()
         problem = {
@@ -267,6 +249,13 @@ class _HttpStandby(_StandbyConnection):
             "details": error.details,
         }
         return _response(503, "Service Unavailable", problem, {"Retry-After": "1"}, is_head=is_head)
+
+
+def _asks_for_websocket(line: bytes) -> bool:
+    """Whether a header asks for a WebSocket, whose clients follow no redirection to another scheme than ws or wss."""
+    name, _, content = line.partition(b":")
+    asked = [one.strip().lower() for one in content.split(b",")] if name.lower() == b"upgrade" else []
+    return b"websocket" in asked
 
 
 def _response(

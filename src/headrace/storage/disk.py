@@ -10,14 +10,17 @@ import fcntl
 import mmap
 import os
 import resource
+import stat
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
-from headrace.model.errors import DiskFailed, DiskFull, LogNotFound, TooManyFiles
+from headrace.model.errors import DiskFailed, DiskFull, HeadraceError, LogNotFound, TooManyFiles
 
 T = TypeVar("T")
+SyncCallback = Callable[[HeadraceError | None], None]
+"""Gets None when what was to be synced is, or the reason why it cannot be."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
@@ -38,6 +41,25 @@ class OpenFile:
     def __del__(self) -> None:
         if hasattr(self, "path"):  # or an interrupt came before there was anything to close
             self._disk.close(self.fd)
+
+
+class OpenDirectory:
+    """A directory that was opened: files are opened, renamed and removed in this one, whatever is at its path by then.
+
+    `disk` finds a file of it by the path that `within` makes of its name.
+    """
+
+    def __init__(self, disk: "Disk", path: str) -> None:
+        self.disk = disk
+        self.path = path
+
+    def within(self, name: str) -> str:
+        """The path, on its disk, of what has this name in the directory; of the directory itself without a name."""
+        return f"{self.path}/{name}" if name else self.path
+
+    def is_current(self) -> bool:
+        """Whether it is still the directory at its path, rather than moved, removed, unmounted or replaced."""
+        return self.disk.is_directory(self.path)
 
 
 class Disk(ABC):
@@ -81,6 +103,19 @@ class Disk(ABC):
     def truncate(self, file: OpenFile, length: int) -> None: ...
     @abstractmethod
     def sync(self, file: OpenFile) -> None: ...
+
+    def begin_sync(self, file: OpenFile, done: SyncCallback) -> bool:  # noqa: ARG002
+        """Begin what `sync` does, and call back on any thread when it is done; False if one has to wait for it.
+
+        Several may be under way. Each includes what those that began before include.
+        """
+        return False
+
+    @property
+    def overlaps_syncs(self) -> bool:
+        """Whether syncs take so long that the next one is better begun before the last is done."""
+        return False
+
     @abstractmethod
     def map(self, file: OpenFile, length: int, *, write: bool = False) -> memoryview: ...
     @abstractmethod
@@ -103,6 +138,20 @@ class Disk(ABC):
     def lock(self, file: OpenFile, *, wait: bool = False, shared: bool = False) -> bool: ...
     @abstractmethod
     def unlock(self, file: OpenFile) -> None: ...
+
+    def open_directory(self, path: str) -> OpenDirectory:
+        """Open a directory, so that another one at its path is not taken for it; raises LogNotFound without one.
+
+        This is for disks whose directories nobody else can replace: it relies on the path.
+        """
+        if not self.is_directory(path):
+            raise LogNotFound(f"there is no {path}")
+        return OpenDirectory(self, path)
+
+    def is_current(self, file: OpenFile) -> bool:
+        """Whether an open file is still the one at its path."""
+        return self.exists(file.path)
+
     @abstractmethod
     def boot_id(self) -> bytes: ...
     @abstractmethod
@@ -254,6 +303,16 @@ class LocalDisk(Disk):
             raise _explained(error, path) from error
         self.sync_directory(os.path.dirname(os.path.abspath(path)))
 
+    def open_directory(self, path: str) -> OpenDirectory:
+        """Open a directory. It cannot be unmounted, and its inode number is not used again, until that is forgotten."""
+        fd = self._opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return _LocalDirectory(self, OpenFile(self, fd, path))
+
+    def is_current(self, file: OpenFile) -> bool:
+        """Whether an open file or directory is still the one at its path."""
+        found = self._status(file.path)
+        return found is not None and os.path.samestat(found, os.fstat(file.fd))
+
     def boot_id(self) -> bytes:
         """Sixteen bytes that differ after unsynced writes may have been lost; none where that cannot be known."""
         try:
@@ -284,6 +343,14 @@ class LocalDisk(Disk):
         """Release the file's lock."""
         fcntl.flock(file.fd, fcntl.LOCK_UN)
 
+    def _status(self, path: str) -> os.stat_result | None:
+        try:
+            return os.stat(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _explained(error, path) from error
+
     def _opened(self, path: str, flags: int) -> int:
         return self._with_descriptor(lambda: os.open(path, flags, self.file_mode), path)
 
@@ -301,6 +368,121 @@ class PrivateDisk(LocalDisk):
     """The local disk of a broker, whose files are for its user alone."""
 
     file_mode = 0o600
+
+
+class _LocalDirectory(OpenDirectory):
+    """An open directory of the local disk."""
+
+    def __init__(self, outer: LocalDisk, root: OpenFile) -> None:
+        super().__init__(_AnchoredDisk(outer, root), root.path)
+        self._outer = outer
+        self._root = root
+
+    def within(self, name: str) -> str:
+        """The path relative to the directory."""
+        return name or "."
+
+    def is_current(self) -> bool:
+        """Whether the inode at its path is the one that was opened."""
+        return self._outer.is_current(self._root)
+
+
+class _AnchoredDisk(LocalDisk):
+    """The local disk as seen from an open directory: paths are relative to it, and it may be renamed meanwhile."""
+
+    def __init__(self, outer: LocalDisk, root: OpenFile) -> None:
+        self.file_mode = outer.file_mode
+        self.close_some = outer.close_some
+        self._root = root
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or directory at the path."""
+        return self._status(path) is not None
+
+    def is_directory(self, path: str) -> bool:
+        """Whether there is a directory at the path."""
+        found = self._status(path)
+        return found is not None and stat.S_ISDIR(found.st_mode)
+
+    def names(self, path: str) -> list[str]:
+        """The names in a directory, sorted; none when there is no such directory."""
+        try:
+            fd = self._opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except LogNotFound:
+            return []
+        try:
+            return sorted(self._with_descriptor(lambda: os.listdir(fd), self._whole(path)))
+        finally:
+            os.close(fd)
+
+    def make_directory(self, path: str, *, sync: bool = True, private: bool = False) -> None:
+        """Make a directory and the ones above it, durably if `sync`; it may exist. `private`: for no other user."""
+        if self.is_directory(path):
+            return
+        parent = _parent(path)
+        self.make_directory(parent)
+        try:
+            os.mkdir(path, 0o700 if private else 0o777, dir_fd=self._root.fd)
+        except OSError as error:
+            if not self.is_directory(path):
+                raise _not_made(error, self._whole(path)) from error
+        if sync:
+            self.sync_directory(parent)
+
+    def rename(self, source: str, target: str, *, sync: bool = True) -> None:
+        """Rename a file or directory, replacing a file of the new name atomically, and durably if `sync`."""
+        try:
+            os.replace(source, target, src_dir_fd=self._root.fd, dst_dir_fd=self._root.fd)
+        except OSError as error:
+            raise _explained(error, self._whole(target)) from error
+        if sync:
+            self.sync_directory(_parent(target))
+
+    def remove(self, path: str, *, sync: bool = True) -> None:
+        """Remove a file, if it is there, durably if `sync`."""
+        try:
+            os.unlink(path, dir_fd=self._root.fd)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _explained(error, self._whole(path)) from error
+        if sync:
+            self.sync_directory(_parent(path))
+
+    def remove_directory(self, path: str) -> None:
+        """Remove a directory and all that is in it, durably."""
+        for name in self.names(path):
+            inner = os.path.join(path, name)
+            if stat.S_ISDIR(os.stat(inner, dir_fd=self._root.fd, follow_symlinks=False).st_mode):
+                self.remove_directory(inner)
+            else:
+                self.remove(inner, sync=False)
+        try:
+            os.rmdir(path, dir_fd=self._root.fd)
+        except OSError as error:
+            raise _explained(error, self._whole(path)) from error
+        self.sync_directory(_parent(path))
+
+    def _status(self, path: str) -> os.stat_result | None:
+        try:
+            return os.stat(path, dir_fd=self._root.fd)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _explained(error, self._whole(path)) from error
+
+    def _opened(self, path: str, flags: int) -> int:
+        root_fd = self._root.fd
+        return self._with_descriptor(lambda: os.open(path, flags, self.file_mode, dir_fd=root_fd), self._whole(path))
+
+    def _whole(self, path: str) -> str:
+        """The path for people, which was right when the directory was opened."""
+        return os.path.join(self._root.path, path)
+
+
+def _parent(path: str) -> str:
+    """The directory above a relative path."""
+    return os.path.dirname(path) or "."
 
 
 def after_fork(call: Callable[[], None]) -> None:

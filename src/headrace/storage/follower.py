@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from headrace.model.errors import LogNotFound
 from headrace.storage.beacon import Beacon
+from headrace.storage.meta import read_meta
 from headrace.storage.offline_reader import OfflineLogReader
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.segment import FileSegment
@@ -21,10 +22,16 @@ class Follower(OfflineLogReader):
         except LogNotFound as error:
             raise LogNotFound(f"there is no log in {directory}") from error
         self._changes = self._cuts = -1
-        # Without a writer the beacon may be older or newer than the files, so the end is read from the files.
-        writer_at_work = self.writer_at_work
-        self._left_by = None if writer_at_work else self.beacon.session
-        self._end = 0 if writer_at_work else self._find_end()
+        session = self.beacon.session  # read before the lock is tried: a writer may come right after that
+        if self.writer_at_work:
+            self._left_by: int | None = None
+            self._end = 0
+        else:
+            # The beacon may be older or newer than the files, so the ends are read from the files; and only now, as a
+            # writer may have truncated the log and left since it was opened here.
+            self._left_by = session
+            self._first_offset = read_meta(host, directory).first_offset
+            self._end = self._find_end()
 
     @property
     def first_offset(self) -> int:

@@ -14,6 +14,7 @@ from headrace.storage.runtime import StorageRuntime
 from headrace.storage.segment import FileSegment, SegmentReplaced
 from headrace.storage.settings import LogSettings
 from headrace.storage.stored_log import StoredLog, SyncCallback
+from headrace.storage.worker import SHARD_LOST
 
 logger = logging.getLogger("headrace.storage")
 
@@ -30,6 +31,7 @@ class GroupCommitLog(StoredLog):
         "_closed",
         "_failure",
         "_first_offset",
+        "_generation",
         "_lock",
         "_segments",
         "_structure",
@@ -54,6 +56,8 @@ class GroupCommitLog(StoredLog):
         self._lock = threading.Lock()
         self._structure = threading.RLock()
         """Held while files are synced, replaced or removed."""
+        self._generation = 0
+        """Counts syncs that were waited for: what began before them is synced, and may have been removed since."""
         self._waiting: list[tuple[int, SyncCallback]] = []
         self._failure: LogFailed | Fenced | None = None
         self._closed = False
@@ -145,9 +149,46 @@ class GroupCommitLog(StoredLog):
         else:
             callback(self._failure)
 
+    @property
+    def overlaps_syncs(self) -> bool:
+        """Whether the next sync is better requested before the last is done."""
+        return self.host.disk.overlaps_syncs
+
     def _sync(self) -> None:
         """Sync what has been written by now, in the order in which it was written, and report to those who wait."""
-        self._try_sync()
+        if not self._begin_sync():
+            self._try_sync()
+
+    def _begin_sync(self) -> bool:
+        """Begin a sync of what has been written by now; False if there is more to do than that, or it has to wait."""
+        disk = self.host.disk
+        if not disk.overlaps_syncs:
+            return False
+        with self._structure:
+            with self._lock:
+                segments, target, generation = self._segments, self.next_offset, self._generation
+                if self._closed or self._failure is not None or not segments or self._needs_more_than_one_sync():
+                    return False
+                last, end, small = segments[-1], segments[-1].end, self.is_small_backlog
+            began = self.host.inline_sync.now()
+
+            def done(error: HeadraceError | None) -> None:
+                took_s = self.host.inline_sync.now() - began
+                if error is not None:
+                    self._fail(error)
+                elif small:
+                    self.host.inline_sync.record_latency(took_s)
+                with self._lock:
+                    if error is None and generation == self._generation:
+                        self.host.sync_counts.add(took_s, max(end - last.synced_end, 0))
+                        self._synced_offset = max(self._synced_offset, target)
+                        last.synced_end = max(last.synced_end, end)
+                self._report_synced()
+
+            try:
+                return disk.begin_sync(last.file(), done)
+            except TooManyFiles:
+                return False
 
     def _try_sync(self) -> TooManyFiles | None:
         """Sync; returns why that was not possible yet. Those who wait get the reason, and a later sync does it."""
@@ -173,6 +214,7 @@ class GroupCommitLog(StoredLog):
 
     def _sync_written(self) -> None:
         with self._lock:
+            self._generation += 1
             target = self.next_offset
             segments = self._segments
             summary = segments[-1].summary() if segments else None
@@ -274,8 +316,8 @@ class GroupCommitLog(StoredLog):
         if self._failure is not None:
             return
         self._failure = Fenced(f"this node of the cluster no longer serves: {IN_DOUBT_TEXT} ({error})")
-        # All logs of a fenced disk fail at the same time, and its owner logs that once.
-        level = logging.DEBUG if isinstance(error, Fenced) else logging.ERROR
+        # All logs of a disk that was fenced or abandoned fail at the same time, and its owner logs that once.
+        level = logging.DEBUG if isinstance(error, SHARD_LOST) else logging.ERROR
         text = "log failed; this node must stop serving  directory=%s synced_offset=%d reason=%r"
         logger.log(level, text, self.directory, self._synced_offset, error)
         self.host.disk.on_failure(error)

@@ -20,7 +20,7 @@ from headrace.model.limits import BATCH_BYTES_MAX
 from headrace.storage.beacon import Beacon
 from headrace.storage.compaction import Keep, before, compacted, discard, swap, write_copy
 from headrace.storage.group_commit import GroupCommitLog
-from headrace.storage.meta import OWNED, Meta, open_meta, store_meta
+from headrace.storage.meta import NAME, OWNED, Meta, open_meta, store_meta
 from headrace.storage.recovery import Findings, LostRange, Recovery, remove_leftovers, remove_segment, verify
 from headrace.storage.runtime import StorageRuntime
 from headrace.storage.segment import FileSegment, SegmentHeader, segment_path
@@ -100,7 +100,10 @@ class FileLog(GroupCommitLog):
         segments = recovery.segments(self._first_offset)
         self._segments = tuple(segments)
         if segments and segments[0].base_offset > self._first_offset:
-            self._begin_at(segments[0].base_offset, is_loss=bool(meta.boot_id))
+            self._begin_at(segments[0].base_offset, is_loss=not meta.is_reconstructed)
+        if meta.is_reconstructed and self.next_offset > self._first_offset:
+            self.findings.record = f"{self.directory}/{NAME}"
+            logger.warning("log record missing or damaged; made up from the segments  directory=%s", self.directory)
         self._synced_offset = self.next_offset
         if segments and segments[-1].checkpoint != segments[-1].end:
             host.disk.sync(segments[-1].file())

@@ -26,6 +26,11 @@ class Meta(NamedTuple):
     owner: bytes = b""
     """The encoded owner, which storage does not decode; empty if the log has none."""
 
+    @property
+    def is_reconstructed(self) -> bool:
+        """Whether the record is missing or damaged, and this is what the segments say."""
+        return not self.boot_id
+
     def power_lost(self, host: StorageRuntime) -> bool:
         """Whether writes may have been lost or reordered since a writer last opened the log."""
         return not host.disk.kept_order_since(self.boot_id)

@@ -7,7 +7,7 @@ from headrace.model.batch import MAGIC, Batch
 from headrace.model.errors import InvalidBatch, LogNotFound
 from headrace.storage import index as indexes
 from headrace.storage.index import Index
-from headrace.storage.meta import read_meta
+from headrace.storage.meta import NAME, read_meta
 from headrace.storage.reader import LogReader
 from headrace.storage.recovery import Findings, segment_bases, verify
 from headrace.storage.runtime import StorageRuntime
@@ -33,6 +33,7 @@ class OfflineLogReader(LogReader):
         self.directory = directory
         meta = read_meta(host, directory)
         self.log_id, self._first_offset = meta.log_id, meta.first_offset
+        self._has_record = not meta.is_reconstructed
         self._lock = threading.Lock()
         self._segments = ()
         self._tail: tuple[FileSegment, int, int] | None = None
@@ -71,7 +72,14 @@ class OfflineLogReader(LogReader):
 
     def verify(self, progress: Callable[[int], None] | None = None) -> Findings:
         """Check every byte of the log and change nothing; `progress` is called with the number of bytes checked."""
-        return verify(self.segments, self.next_offset, progress, ended=self.writer_at_work is False)
+        return self.verify_files(progress, ended=self.writer_at_work is False)
+
+    def verify_files(self, progress: Callable[[int], None] | None, *, ended: bool) -> Findings:
+        """Check every byte of the log, and its record; bytes after its end are torn if no writer is at work."""
+        findings = verify(self.segments, self.next_offset, progress, ended=ended)
+        if findings.messages and not self._has_record:
+            findings.record = f"{self.directory}/{NAME}"
+        return findings
 
     def close(self) -> None:
         """Release the files."""

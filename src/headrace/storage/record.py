@@ -20,6 +20,24 @@ def is_torn(content: bytes) -> bool:
     return left.startswith(_MAGIC) or _MAGIC.startswith(left)
 
 
+def is_readable(content: bytes) -> bool:
+    """Whether a file is empty, holds only zeros, or has at least one slot whose checksum is right."""
+    return not content.strip(b"\0") or any(
+        _slot(content[position : position + _SLOT_BYTES]) for position in (0, _SLOT_BYTES)
+    )
+
+
+def _slot(slot: bytes) -> tuple[int, bytes] | None:
+    """The sequence and the content in a slot; None if its checksum is not right."""
+    if len(slot) < _HEAD.size + _CRC.size:
+        return None
+    magic, sequence, length = _HEAD.unpack_from(slot)
+    end = _HEAD.size + length
+    if magic != _MAGIC or end + _CRC.size > len(slot) or _CRC.unpack_from(slot, end)[0] != crc32c(slot[:end]):
+        return None
+    return sequence, slot[_HEAD.size : end]
+
+
 class SlottedRecord:
     """A few bytes that are replaced atomically: the newer of two slots whose checksum is right."""
 
@@ -32,7 +50,8 @@ class SlottedRecord:
 
     def load(self) -> bytes | None:
         """The content stored last; None if there is none, or both slots are damaged."""
-        return max(self._slots(), default=(0, None), key=lambda slot: slot[0])[1]
+        slots = self._slots()
+        return max(slots)[1] if slots else None
 
     def store(self, payload: bytes, *, sync: bool = True) -> None:
         """Replace the content; durable when this returns, if `sync`."""
@@ -50,18 +69,6 @@ class SlottedRecord:
         if size < 2 * _SLOT_BYTES:
             self._disk.zero(self.file, size, 2 * _SLOT_BYTES - size)
 
-    def _slots(self) -> list[tuple[int, bytes | None]]:
-        slots: list[tuple[int, bytes | None]] = []
-        for position in (0, _SLOT_BYTES):
-            slot = self._disk.read(self.file, position, _SLOT_BYTES)
-            if len(slot) < _HEAD.size + _CRC.size:
-                continue
-            magic, sequence, length = _HEAD.unpack_from(slot)
-            end = _HEAD.size + length
-            if (
-                magic == _MAGIC
-                and end + _CRC.size <= len(slot)
-                and _CRC.unpack_from(slot, end)[0] == crc32c(slot[:end])
-            ):
-                slots.append((sequence, slot[_HEAD.size : end]))
-        return slots
+    def _slots(self) -> list[tuple[int, bytes]]:
+        read = (self._disk.read(self.file, position, _SLOT_BYTES) for position in (0, _SLOT_BYTES))
+        return [slot for slot in map(_slot, read) if slot is not None]

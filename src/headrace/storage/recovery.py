@@ -62,11 +62,13 @@ class Findings(msgspec.Struct):
     """Damaged or torn bytes that were replaced or cut without a copy, as the disk was full."""
     headers: list[str] = []
     """Segments whose own header is damaged."""
+    record: str | None = None
+    """The record of the log, if it is missing or damaged: messages trimmed inside the oldest segment are back then."""
 
     @property
     def sound(self) -> bool:
         """Whether nothing is damaged except what was repaired before."""
-        return not (self.torn_bytes or self.headers or any(not lost.repaired for lost in self.lost))
+        return not (self.torn_bytes or self.headers or self.record or any(not lost.repaired for lost in self.lost))
 
 
 def segment_bases(host: StorageRuntime, directory: str) -> list[int]:

@@ -1,19 +1,16 @@
 """The log interface: all that engines and the embedded log use of a log, wherever its messages are stored."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import ClassVar
 
 from headrace.model.batch import Batch
 from headrace.model.durability import Durability
-from headrace.model.errors import DurabilityUnavailable, HeadraceError
+from headrace.model.errors import DurabilityUnavailable
 from headrace.storage.compaction import Keep
+from headrace.storage.disk import SyncCallback as SyncCallback
 from headrace.storage.reader import LogReader
 from headrace.storage.recovery import Findings
 from headrace.storage.settings import LogSettings
-
-SyncCallback = Callable[[HeadraceError | None], None]
-"""Gets None when the messages are synced, or the reason why they cannot be."""
 
 
 class StoredLog(LogReader, ABC):
@@ -78,6 +75,11 @@ class StoredLog(LogReader, ABC):
     def sync_latency_s(self) -> float:
         """How long a small sync takes, about; 0 if nothing is synced."""
         return 0.0
+
+    @property
+    def overlaps_syncs(self) -> bool:
+        """Whether the next sync is better requested before the last is done, as each takes long."""
+        return False
 
     @abstractmethod
     def awaits_sync(self, offset: int) -> bool:

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from headrace.model.errors import Closed, Fenced, StoreUnavailable
+from headrace.model.errors import Closed, Fenced, NotServing, StoreUnavailable
 
 logger = logging.getLogger("headrace.storage")
 
 _SLEEP_S = 0.00005
 _WORK_MAX = 1 << 15
 """Work between two sleeps, about half a millisecond: a message counts as 32 bytes besides its own."""
-_SHARD_LOST = (Fenced, StoreUnavailable, Closed)
-"""What a job meets on the disk of a node that has given its shard up: the next owner does the job again."""
+SHARD_LOST = (Fenced, NotServing, StoreUnavailable, Closed)
+"""Errors on the disk of a node that has given its shard up: the next owner does what was begun."""
 
 
 class Worker:
@@ -69,7 +69,7 @@ class Worker:
             try:
                 if job is not None:
                     job()
-            except _SHARD_LOST as error:
+            except SHARD_LOST as error:
                 logger.info("background job ended with the shard  thread=%s reason=%s", self._name, error)
             except Exception:
                 logger.exception("background job failed  thread=%s", self._name)

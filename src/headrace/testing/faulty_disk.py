@@ -6,7 +6,7 @@ import threading
 from random import Random
 from typing import NamedTuple
 
-from headrace.storage.disk import LocalDisk, OpenFile, _explained, _failed
+from headrace.storage.disk import Disk, LocalDisk, OpenDirectory, OpenFile, _explained, _failed
 from headrace.testing.survival import Directory, File, Unsynced
 
 
@@ -117,6 +117,10 @@ class FaultyDisk(LocalDisk):
             if node.clean:
                 node.durable, node.size = None, super().size(file)
             return file
+
+    def open_directory(self, path: str) -> OpenDirectory:
+        """Open a directory, which is found by its path: faults belong to paths."""
+        return Disk.open_directory(self, path)
 
     def close(self, fd: int) -> None:
         """Close a file descriptor; OpenFile calls this by itself."""

@@ -1,5 +1,6 @@
 """A broker with the server's scheduler and a virtual clock, without threads and sockets: every run is the same."""
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -43,7 +44,7 @@ class Workbench:
 
     def __init__(
         self,
-        directory: str | None = None,
+        directory: str | os.PathLike[str] | None = None,
         *,
         disk: Disk | None = None,
         settings: BrokerSettings | None = None,
@@ -85,7 +86,7 @@ class Workbench:
         self._stream = 0
         host = StorageRuntime(disk, flusher=flusher or _Flusher(self), preparer=InlineWorker())
         self.broker = Broker(
-            Store(host, directory),
+            Store(host, None if directory is None else os.fspath(directory)),
             self,
             settings or BrokerSettings(),
             new_id="workbench",

@@ -18,14 +18,12 @@ from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import Output, ProgressLine, counted, table
 from headrace.cli.terminal.watch import add_watch
 from headrace.model.cluster_requests import ClusterStatus, NodeStatus, ShardStatus
-from headrace.model.errors import InvalidArgument, Timeout
+from headrace.model.errors import Timeout
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
 
 _POLL_S = 0.1
-_FOLLOWS_S = 10.0
-_JOINING = ("following", "restoring", "releasing")
 
 _STATUS = """\
 examples:
@@ -45,8 +43,8 @@ examples:
 
 Before the machine of a node is restarted or taken away. If the node serves, it finishes
 what it was asked, hands over to the node with the least lag, and follows; clients go on
-there by themselves. A drained node follows and does not take over, also after a restart,
-until --undo.
+there by themselves. Until --undo a drained node follows, and takes over only when no
+other node has done so for ten seconds.
 """
 
 _MOVE = """\
@@ -98,7 +96,8 @@ def drain(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     """Let a node serve nothing, or again."""
     with connected(given, out, quiet=True) as bus:  # that the node hands over is what was asked for
         before, begin = bus.cluster.describe(), time.monotonic()
-        bus.cluster.drain(given.node, drained=not given.undo, timeout=0)
+        with ProgressLine(f"waiting until another node can take over from {given.node}", shown=not given.undo):
+            bus.cluster.drain(given.node, drained=not given.undo, timeout=0)
         moves = [one for one in before.shards if one.owner == given.node and not given.undo]
         done = [_handed_over(bus, one, begin, given) for one in moves]
     content = {"node": given.node, "drained": not given.undo, "moved": done}
@@ -137,22 +136,11 @@ def upgrade(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
 
 
 def _begin_move(bus: "Bus", given: argparse.Namespace) -> float:
-    """Ask for the move; a node that has just joined, or handed over itself, has some time to follow. Returns when."""
-    deadline = time.monotonic() + min(given.timeout, _FOLLOWS_S)
-    with ProgressLine(f"waiting until {given.node} follows") as progress:
-        while True:
-            begin = time.monotonic()
-            try:
-                bus.cluster.move(given.shard, given.node, timeout=0)
-            except InvalidArgument:
-                nodes = bus.cluster.describe().nodes
-                joins = any(one.node == given.node and one.role in _JOINING and not one.drained for one in nodes)
-                if not joins or time.monotonic() > deadline:
-                    raise
-                progress(0)
-                time.sleep(_POLL_S)
-            else:
-                return begin
+    """Ask for the move; the client repeats that while the node has to follow first. Returns when it was asked for."""
+    begin = time.monotonic()
+    with ProgressLine(f"waiting until {given.node} can take over"):
+        bus.cluster.move(given.shard, given.node, timeout=0)
+    return begin
 
 
 def _handed_over(bus: "Bus", before: ShardStatus, begin: float, given: argparse.Namespace) -> dict[str, Any]:

@@ -19,11 +19,17 @@ examples:
   headrace cluster import ./data --store postgresql://headrace@db/headrace --cluster trading
   headrace cluster import ./data --store s3://bucket/headrace --cluster trading
 
-Makes a new cluster of the data directory of a broker, which must be stopped: it copies
-every file into the store, reads all of it back and compares, and copies the security
-definitions to where all nodes read them. The directory itself does not change. Then
-start nodes with the same --store and --cluster, each with an empty --data directory.
-A cluster of that name must not exist yet. If the command is interrupted, run it again.
+Makes a new cluster of the data directory of a broker, which must be stopped: it verifies
+the directory, copies every file into the store, reads all of it back and compares, and
+copies the security definitions to where all nodes read them. The directory itself does
+not change. Then start nodes with the same --store and --cluster, each with an empty
+--data directory. A cluster of that name must not exist yet. If the command is
+interrupted, run it again.
+
+A directory with damaged or missing messages is refused, as nothing could restore them
+in the cluster: `headrace repair` makes them known gaps, and --damaged imports the
+directory as it is. Torn bytes at the end of a log, which a broker that was killed
+leaves, are not damage.
 
 After the loss of a store, the directory of a stopped node does, too: that of the node
 that served last has the most. What was not committed yet may be in it.
@@ -40,6 +46,8 @@ Writes what the cluster has committed into a new directory, which a broker witho
 cluster serves: headrace serve --data ./data. The cluster may be running; it does not
 notice. What is committed later is not in the copy, so stop the nodes before if the
 copy is to replace the cluster. `headrace restore` copies an earlier state.
+Until the copy is whole, the directory has a folder .unfinished, and no command takes it
+for a broker's. If the command is killed, run it again.
 """
 
 
@@ -48,6 +56,11 @@ def add_data_commands(make: Callable[[str, Command | None, str, str], CommandPar
     importing = make("import", import_data, "make a cluster of a broker's data directory", _IMPORT)
     data = importing.add_argument("data", metavar="DATA", type=os.path.abspath, help="the broker's data directory")
     completes(data, "directory")
+    importing.add_argument(
+        "--damaged",
+        action="store_true",
+        help="import the directory as it is, unverified: what is damaged then is damaged in the cluster",
+    )
     exporting = make("export", export_data, "copy a cluster into a data directory", _EXPORT)
     target = exporting.add_argument(
         "target", metavar="DIRECTORY", type=os.path.abspath, help="a directory that is new or empty"
@@ -75,8 +88,17 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 def import_data(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     """Make a cluster of a data directory."""
-    with ProgressLine("importing") as progress:
-        done = import_directory(given.data, given.store, given.cluster, given.store_credentials_file, progress.of)
+    verifying = ProgressLine("verifying", shown=not given.damaged)
+    with ProgressLine("importing") as progress, verifying:
+        done = import_directory(
+            given.data,
+            given.store,
+            given.cluster,
+            given.store_credentials_file,
+            progress.of,
+            verifying=verifying.of,
+            damaged=given.damaged,
+        )
     lines = [
         f"{given.data} is cluster {done.cluster} in {done.store} now: {copied_text(done)}, read back and compared",
         "security definitions copied" if done.definitions else "no security definitions: none were changed here",

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.arguments import add_json, completes, relative_moment
@@ -34,7 +35,8 @@ N WAL objects of that epoch, and everything before. Without --at it is the newes
 
 A cluster keeps what is needed for backup_seconds (a setting of its nodes; one hour by
 default). --list prints from when on copies can be made, and the checkpoints from which
-that is quickest.
+that is quickest. If a copy is killed before it is whole, no command takes the directory
+for a broker's: run it again.
 """
 
 
@@ -60,11 +62,14 @@ def _moment(text: str) -> int | Position:
     if _RELATIVE.fullmatch(text):
         return relative_moment(f"{text[1:]} ago")
     try:
-        return relative_moment(text)
+        time_us = relative_moment(text)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is neither a time like 2026-01-31T12:00:00Z or -10m, nor a position like 3:1042"
         ) from None
+    if time_us > time.time_ns() // 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} is in the future; ten minutes ago is -10m")
+    return time_us
 
 
 def _check(given: argparse.Namespace) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.cli.arguments import add_json, completes
-from headrace.cli.log.health import EXIT_DAMAGED, lost_content, lost_text
+from headrace.cli.log.health import EXIT_DAMAGED, lost_content, lost_text, record_lines
 from headrace.cli.terminal.colours import paint_state
 from headrace.cli.terminal.interrupts import Interrupts
 from headrace.cli.terminal.output import Output, ProgressLine, counted, offsets_text
@@ -23,7 +23,8 @@ example:
   headrace verify ./data || echo "look at it"
 
 Checks that the format file, the journal and the partitions of all topics fit
-together, and every byte of every log. Changes nothing, and may run while a
+together, and every byte of every log; and that the messages that were synced,
+as the journal says, are in the files. Changes nothing, and may run while a
 broker is running. Files that were set aside earlier, and messages that an earlier
 repair or upgrade found to be lost, are listed, but are not damage.
 
@@ -59,6 +60,9 @@ def verify(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
         "bytes": sum(log.findings.bytes for log in found.logs),
         "problems": msgspec.to_builtins(found.problems),
         "damaged_logs": [log_content(log) for log in found.logs if not log.sound],
+        "missing": [
+            {**msgspec.to_builtins(one), "messages": one.next_offset - one.first_offset} for one in found.missing
+        ],
         "lost_earlier": [lost_content(lost) for lost in _lost_earlier(found)],
         "notes": msgspec.to_builtins(found.notes),
         "set_aside": msgspec.to_builtins(found.aside),
@@ -74,6 +78,8 @@ def _lines(found: "Verified") -> Iterator[str]:
     yield from (f"problem: {one.path}: {one.problem}" for one in found.problems)
     for log in found.logs:
         yield from log_lines(log)
+    for one in found.missing:
+        yield f"missing: {offsets_text(one.first_offset, one.next_offset)} of {one.path}: {one.reason}"
     for lost in _lost_earlier(found):
         yield f"lost earlier: {offsets_text(lost.first_offset, lost.next_offset)} ({lost.path})"
     yield from (f"note: {one.path}: {one.problem}" for one in found.notes)
@@ -93,6 +99,7 @@ def log_content(log: "CheckedLog") -> dict[str, Any]:
         "lost": [lost_content(lost) for lost in log.findings.lost if not lost.repaired],
         "torn_bytes": log.findings.torn_bytes,
         "damaged_headers": log.findings.headers,
+        "damaged_record": log.findings.record,
     }
 
 
@@ -102,6 +109,7 @@ def log_lines(log: "CheckedLog") -> Iterator[str]:
         yield f"problem: {log.path}: {log.error}"
     yield from (f"damaged: {lost_text(lost)}" for lost in log.findings.lost if not lost.repaired)
     yield from (f"damaged: the header of {header}" for header in log.findings.headers)
+    yield from record_lines(log.findings)
     if log.findings.torn_bytes:
         torn = counted(log.findings.torn_bytes, "byte")
         yield f"torn: {torn} of an unfinished write at offset {log.findings.torn_at} of {log.path}"

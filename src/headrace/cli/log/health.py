@@ -16,7 +16,7 @@ from headrace.cli.terminal.output import Output, ProgressLine, counted, offsets_
 from headrace.embedded.log import Log
 from headrace.embedded.repair import repair as repair_log
 from headrace.model.message import Message
-from headrace.storage.recovery import QUARANTINE, LostRange
+from headrace.storage.recovery import QUARANTINE, Findings, LostRange
 from headrace.storage.segment import offset_in_name
 
 EXIT_DAMAGED = 3
@@ -86,6 +86,7 @@ def verify(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
         "bytes": findings.bytes,
         "damaged": [lost_content(lost) for lost in damaged],
         "damaged_headers": findings.headers,
+        "damaged_record": findings.record,
         "torn_bytes": findings.torn_bytes,
         "lost_earlier": [lost_content(lost) for lost in earlier],
     }
@@ -93,6 +94,7 @@ def verify(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     lines = [f"{path}: {checked}, {counted(findings.bytes, 'byte')} checked"]
     lines += [f"damaged: {lost_text(lost)}" for lost in damaged]
     lines += [f"damaged: the header of {header}" for header in findings.headers]
+    lines += record_lines(findings)
     if findings.torn_bytes:
         lines.append(
             f"torn: {counted(findings.torn_bytes, 'byte')} of an unfinished write at offset {findings.torn_at}"
@@ -120,6 +122,7 @@ def repair(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
         "cut_at": findings.torn_at,
         "cut_kept_in": findings.torn_kept_in,
         "rewritten_headers": findings.headers,
+        "rewritten_record": findings.record,
         "quarantine": quarantine if changed else None,
     }
     lines = [f"{path}: {counted(findings.messages, 'message')}, {counted(findings.bytes, 'byte')} checked"]
@@ -129,9 +132,20 @@ def repair(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
     if findings.torn_bytes:
         lines.append(f"cut: {counted(findings.torn_bytes, 'byte')} of an unfinished write at offset {findings.torn_at}")
     lines += [f"rewritten: the header of {header}" for header in findings.headers]
+    lines += [f"rewritten: {findings.record}, from the segments"] if findings.record else []
     lines.append(f"repaired; copies of what was replaced are in {quarantine}" if changed else "nothing to repair")
     out.tell(content, *lines)
     return 0
+
+
+def record_lines(findings: Findings) -> list[str]:
+    """Return a line about the record of a log, if it is missing or damaged."""
+    if findings.record is None:
+        return []
+    return [
+        f"damaged: {findings.record} is missing or cannot be read, so it is not known which messages were trimmed: "
+        "some of the oldest segment may be there again"
+    ]
 
 
 def lost_content(lost: LostRange) -> dict[str, Any]:

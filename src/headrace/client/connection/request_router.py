@@ -242,7 +242,7 @@ class RequestRouter:
             self.write(framed, body)
         if self.closed and self._asked.pop(number, None) is not None:
             self._streams.pop(number, None)
-            self._tell(callback, self._lost_by or ConnectionFailed("the connection to the broker is closed"), b"")
+            self._tell(callback, self._loss_of(number), b"")
         return number
 
     def open_stream(self, request: StreamOpen, reader: StreamReader, callback: Callback[StreamOpened]) -> int:
@@ -297,8 +297,6 @@ class RequestRouter:
 
     def lose(self, error: HeadraceError) -> None:
         """Fail all pending requests, because the connection is gone."""
-        if isinstance(error, NotServing) and self.welcome is not None:
-            error = ConnectionFailed(str(error))  # nobody knows whether the requests took effect
         self._lost_by = error
         self.closed = True
         self._streams.clear()
@@ -307,10 +305,10 @@ class RequestRouter:
         self.responders.clear()
         while self._asked:
             try:
-                _, asked = self._asked.popitem()
+                number, asked = self._asked.popitem()
             except KeyError:  # another thread was quicker
                 break
-            self._tell(asked.callback, error, b"")
+            self._tell(asked.callback, self._loss_of(number), b"")
 
     def tick(self, elapsed_s: float, heartbeat_s: float, ping_s: float) -> bool:
         """Fail overdue requests, and send a ping if nothing else was sent for a while.
@@ -358,6 +356,16 @@ class RequestRouter:
         while number in self._streams or number in self._asked:
             number = next(self._numbers) % _CORRELATIONS
         return number
+
+    def _loss_of(self, number: int) -> HeadraceError:
+        """What the sender of a request is told when the connection is gone."""
+        lost = self._lost_by or ConnectionFailed("the connection to the broker is closed")
+        if not isinstance(lost, NotServing) or self.welcome is None:
+            return lost
+        handled = lost.details.get("last_handled")
+        if isinstance(handled, int) and 0 < (number - handled) % _CORRELATIONS < _CORRELATIONS // 2:
+            return lost  # the node did nothing of it
+        return ConnectionFailed(str(lost))  # nobody knows whether it took effect
 
     def _answered(self, come: Frame) -> None:
         how, number, head, body, lasts = come

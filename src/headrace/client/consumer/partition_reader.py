@@ -1,13 +1,14 @@
 """One partition that is being read: how far it was received, handed out, processed and committed."""
 
-from collections.abc import Callable
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 from headrace.client.connection.request_router import Bytes
 from headrace.client.results import DamagedRange, ReceivedBatch
 from headrace.model.batch import parse
 from headrace.model.errors import CorruptBatch, HeadraceError, InvalidBatch
 from headrace.model.reading import Delivery
+from headrace.model.requests import PartitionOffset
 
 OnCorrupt = Literal["raise", "skip"] | Callable[[DamagedRange], object]
 """What to do about messages that are damaged where they are stored."""
@@ -28,6 +29,7 @@ class PartitionReader:
 
     __slots__ = (
         "_inbox",
+        "checked",
         "committed",
         "committing",
         "credit_due",
@@ -64,6 +66,8 @@ class PartitionReader:
         """How many batches of it are being processed."""
         self.queued_bytes = 0
         self.credit_due = 0
+        self.checked = -1
+        """An offset at which a damaged batch arrived that the broker says is good."""
         self.start(offset)
 
     @property
@@ -103,6 +107,19 @@ class PartitionReader:
         self.wanted = max(self.wanted, offset)
         if self.done == self.handed:
             self.done = self.handed = self.wanted
+
+
+class HandedPositions(NamedTuple):
+    """How far a member of a group was handed messages: what a transaction commits."""
+
+    group: str = ""
+    member: str = ""
+    offsets: Sequence[tuple[PartitionReader, int]] = ()
+
+    @property
+    def places(self) -> list[PartitionOffset]:
+        """The positions under the present assignments; a partition that was taken away keeps its last one."""
+        return [PartitionOffset(one.topic, one.partition, offset, one.epoch) for one, offset in self.offsets]
 
 
 class Delivered:

@@ -92,7 +92,11 @@ class HttpApplication:
         receive: Receive,
         send: Send,
     ) -> tuple[str, Reply | None]:
+        if self._gateway.refusal is not None:
+            raise self._gateway.refusal
         raw_path, method = scope["raw_path"], scope["method"]
+        if b"host" not in headers and scope["http_version"] != "1.0":
+            raise HttpError("malformed_request", "a request has a header Host")
         authorization = headers.get(b"authorization", b"")
         if not authorization:
             self.check_guarded(scope, headers)

@@ -27,6 +27,7 @@ _QUERY_FIELDS_MAX = 64
 _HELD_BYTES_FREE = 64 << 10
 """Bodies so small are not counted: they arrive in one go."""
 _EMPTY = memoryview(bytearray())
+_REGEX = re.compile(r"matching regex '.*'(?= - at|$)")
 _HALF_PAIR = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
@@ -215,11 +216,20 @@ def decode_json(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
             body.decode()  # embedded values are taken as they are
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise HttpError("invalid_field", shortened(error)) from error
+        raise HttpError("invalid_field", field_error(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise HttpError("invalid_json", f"the body is no JSON: {json_error(body, error)}") from error
     except RecursionError as error:
         raise HttpError("invalid_json", "the body is nested too deeply") from error
+
+
+def field_error(error: msgspec.ValidationError) -> str:
+    """Which field is wrong, and why; patterns are in the description of the interface.
+
+    >>> field_error(msgspec.ValidationError("Expected `str` matching regex '^[a-z]+$' - at `$.name`"))
+    'Expected `str` of the form that /v1/openapi.json shows - at `$.name`'
+    """
+    return _REGEX.sub("of the form that /v1/openapi.json shows", shortened(error))
 
 
 def json_error(text: bytes, error: Exception) -> str:
@@ -251,7 +261,7 @@ def decode_fields(fields: dict[str, str], kind: type[T]) -> T:
     try:
         found = msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise HttpError("invalid_field", f"the query is wrong: {shortened(error)}") from error
+        raise HttpError("invalid_field", f"the query is wrong: {field_error(error)}") from error
     for name in fields:
         if getattr(found, name) is None:  # msgspec reads it so
             raise HttpError("invalid_field", f"the query is wrong: leave `{name}` out instead of null")

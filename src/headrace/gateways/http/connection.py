@@ -190,7 +190,10 @@ class HttpConnection(HttpToolsProtocol):
             super().on_headers_complete()
         except httptools.HttpParserInvalidURLError:
             raise HttpError("malformed_request", "the target of the request is no path") from None
+        assert self.cycle is not None
         self.scope["state"]["cycle"] = self.cycle
+        if self._gateway.draining:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""
@@ -243,6 +246,8 @@ class HttpConnection(HttpToolsProtocol):
                 encodings += 1
                 if content.strip().lower() != b"chunked":
                     raise HttpError("malformed_request", "Transfer-Encoding is `chunked`, or there is none")
+        if encodings and self.parser.get_http_version() == "1.0":
+            raise HttpError("malformed_request", "HTTP/1.0 has no Transfer-Encoding; send a Content-Length")
         if lengths + encodings > 1:
             raise HttpError("malformed_request", "a body has one Content-Length, or Transfer-Encoding, not both")
 
@@ -320,9 +325,20 @@ class HttpConnection(HttpToolsProtocol):
             logger.info("connection closed; the client does not read  client=%s", self.client)
             reset(self.transport)
 
+    def shutdown(self) -> None:
+        """Close the connection after the answer to the request that is carried out, or to the next one."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
     def close(self) -> None:
-        """Close the connection after what waits to be sent."""
-        self.transport.close()
+        """Close the connection after what waits to be sent; nobody carries out what has arrived since the refusal."""
+        if self.is_refused:
+            return  # it is closed when the client has read why
+        error = self._gateway.refusal
+        if error is not None and (self._phase > _IDLE and self._head_bytes):
+            self.refuse(HttpError("malformed_request"), raw_problem(error))
+        else:
+            self.transport.close()
 
     async def session(self, authorization: bytes, tenant: str) -> "Session":
         """The session of this client, with these credentials, in this tenant; opened when they change."""
@@ -330,7 +346,7 @@ class HttpConnection(HttpToolsProtocol):
             return self._session
         identity = await self.identify(authorization)
         self._disconnect()
-        self._session = self.open_session(lambda _: None, self._end_session, "http", identity, tenant)
+        self._session = self.open_session(lambda _: None, self.end_session, "http", identity, tenant)
         self._session_key = authorization, tenant
         if self._session.is_counted:
             self._gateway.limit.has_session(self.evict)
@@ -370,7 +386,7 @@ class HttpConnection(HttpToolsProtocol):
             end=end,
         )
 
-    def _end_session(self, error: HeadraceError) -> None:
+    def end_session(self, error: HeadraceError) -> None:
         """End the session, as the broker says: the next request is authenticated anew."""
         if self.on_ended is not None:
             self.on_ended(error)

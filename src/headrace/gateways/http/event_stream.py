@@ -19,13 +19,13 @@ from headrace.gateways.http.event_position import (
 )
 from headrace.gateways.http.problems import HttpError, encode_problem, problem_of
 from headrace.gateways.http.publishing import MESSAGES
-from headrace.gateways.http.reading import batches_in, read_batches
+from headrace.gateways.http.reading import read_batches, stored_batches
 from headrace.gateways.http.route import EVENTS, NDJSON, HeaderField, Route
 from headrace.gateways.http.websub_hub import hub_links
-from headrace.model.batch import Batch
+from headrace.model.batch import Batch, Bytes
 from headrace.model.cloudevents_http import BATCH_TYPE, EventOrigin
 from headrace.model.envelope import EnvelopeContent, batch_contents
-from headrace.model.errors import HeadraceError
+from headrace.model.errors import CorruptBatch, HeadraceError
 from headrace.model.reading import Fetch, StreamOpen
 from headrace.model.requests import TopicDescribe
 
@@ -127,7 +127,7 @@ class MessageStream:
                 for partition in sorted(self._ready):
                     await self._send_some(partition)
         except HeadraceError as error:
-            await self._send_error(error)
+            await self._send(self._framed_error(error))
         finally:
             gateway.streams -= 1
             gateway.requests += 1
@@ -196,19 +196,30 @@ class MessageStream:
                 await self._open(one.partition, one.first_offset)
 
     async def _send_some(self, partition: int) -> None:
-        """Send the next portion of a partition."""
-        gateway, stream = self._call.gateway, self._streams[partition]
-        found = stream.read(_PORTION_BYTES, gateway.now_us())
-        if found is None:
-            self._ready.discard(partition)
+        """Send the next portion of a partition; what is damaged is told, and passed over."""
+        stream, parts = self._streams[partition], list[bytes]()
+        try:
+            found = stream.read(_PORTION_BYTES, self._call.gateway.now_us())
+            if found is None or not stream.has_more():
+                self._ready.discard(partition)
+            if found is not None:
+                await self._frame(partition, found.view, parts)
+                self._position[partition] = max(self._position[partition], found.next_offset)
+        except CorruptBatch as error:
+            self._position[partition] = max(self._position[partition], error.next_offset)
+            await self._send(b"".join([*parts, self._framed_error(error, position_text(self._position))]))
+            stream.close()
+            await self._open(partition, self._position[partition])
             return
-        if not stream.has_more():
-            self._ready.discard(partition)
-        parts: list[bytes] = []
-        size = 0
+        if parts:
+            await self._send(b"".join(parts))
+
+    async def _frame(self, partition: int, portion: Bytes, parts: list[bytes]) -> None:
+        """Frame the messages of a portion, and send them but for the last ones, which are left in `parts`."""
+        known, size = self._call.gateway.encoded_batches, 0
         origin = event_origin(self._call, self._topic, partition) if self._as_cloudevents else None
-        for batch in batches_in(found.view):
-            for offset, text in gateway.encoded_batches.get(batch, self._topic_id, partition, origin):
+        for batch in stored_batches(self._call, self._topic, partition, portion):
+            for offset, text in known.get(batch, self._topic_id, partition, origin):
                 if offset < self._position[partition]:
                     continue
                 self._position[partition] = offset + 1
@@ -216,10 +227,8 @@ class MessageStream:
                 size += len(text)
                 if size >= _SENT_BYTES:
                     await self._send(b"".join(parts))
-                    parts, size = [], 0
-        self._position[partition] = max(self._position[partition], found.next_offset)
-        if parts:
-            await self._send(b"".join(parts))
+                    parts.clear()
+                    size = 0
 
     def _framed(self, partition: int, offset: int, text: bytes) -> bytes:
         if len(self._position) == 1:
@@ -230,9 +239,13 @@ class MessageStream:
             return b"id: %s\ndata: %s\n\n" % (position, text)
         return b'{"%s":"%s",%s\n' % (_POSITION_NAMES[self._as_cloudevents], position, text[1:])
 
-    async def _send_error(self, error: HeadraceError) -> None:
+    def _framed_error(self, error: HeadraceError, position: str = "") -> bytes:
+        """An error as the last event; with a position the stream goes on there."""
         text = encode_problem(problem_of(error))
-        await self._send(b"event: error\ndata: %s\n\n" % text if self._is_events else b'{"error":%s}\n' % text)
+        if self._is_events:
+            return (f"id: {position}\n".encode() if position else b"") + b"event: error\ndata: %s\n\n" % text
+        name = _POSITION_NAMES[self._as_cloudevents]
+        return b'{%s"error":%s}\n' % (b'"%s":"%s",' % (name, position.encode()) if position else b"", text)
 
     async def _send(self, content: bytes) -> None:
         await self._call.send({"type": "http.response.body", "body": content, "more_body": True})
@@ -281,7 +294,8 @@ async def _read_batch(call: Call, topic: str, position: dict[int, int], limit: i
         offset = position[partition]
         outcome = await call.ask_whole(Fetch(topic, partition, offset, _BATCH_BYTES - size))
         describe = partial(event_line, origin=event_origin(call, topic, partition))
-        encoded, left_out = await read_batches(outcome.body, offset, share, describe)
+        batches = stored_batches(call, topic, partition, outcome.body)
+        encoded, left_out = await read_batches(batches, offset, share, describe)
         position[partition] = max(outcome.answer.next_offset, offset) if left_out is None else left_out
         found += encoded
         size += sum(map(len, encoded))

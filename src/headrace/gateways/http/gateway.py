@@ -17,17 +17,16 @@ from headrace.gateways.http.fair_gate import FairGate
 from headrace.gateways.http.host_guard import HostGuard
 from headrace.gateways.http.metrics import collect_http
 from headrace.gateways.http.problems import HttpError, raw_problem
-from headrace.gateways.listen_errors import listen_failed
-from headrace.gateways.tls_listener import TlsListener, server_descriptors, tls_listener
+from headrace.gateways.listening_sockets import accept_tcp
+from headrace.gateways.tls_listener import TlsListener, server_descriptors, stop_accepting, tls_listener
 from headrace.gateways.tls_settings import HTTP_ALPN
 from headrace.model.arguments import shown_url
-from headrace.model.errors import InvalidArgument
+from headrace.model.errors import HeadraceError, InvalidArgument
 from headrace.wire.native import DEFAULT_HTTP_PORT
 
 if TYPE_CHECKING:
     from headrace.gateways.http.websocket.connection import SocketConnection
 
-_BACKLOG = 1024
 _SUPERVISE_S = 1.0
 _SILENT_BEATS = 3
 _ANSWER_WITHOUT_TLS = raw_problem(
@@ -56,6 +55,8 @@ class HttpGateway:
         self.draining = False
         self.ignores_requests = False
         """Whether what clients send is thrown away, because the broker is about to stop."""
+        self.refusal: HeadraceError | None = None
+        """What requests are answered, because the broker is closed."""
         self.requests = 0
         """Requests that wait for their answers, other than those that wait for new messages."""
         self.received_bytes = 0
@@ -68,6 +69,7 @@ class HttpGateway:
         """Ends those who wait for new messages."""
         self._addresses = [_checked_address(address) for address in addresses]
         self._tls = context.tls
+        self._listening = context.listening
         self._servers: list[asyncio.Server | TlsListener] = []
         guard = HostGuard(self.settings.http_hosts, self.settings.http_origins, self.settings.http_webhook_origins)
         self.application = HttpApplication(self, guard)
@@ -98,37 +100,41 @@ class HttpGateway:
         """Listen on all addresses; returns their URLs, with the port that the system chose for 0."""
         urls: list[str] = []
         for address in self._addresses:
-            assert address.port is not None
-            try:
-                server = await self._listen(address.host, address.port, tls=address.has_tls)
-            except OSError as error:
-                raise listen_failed(error, address.host, address.port) from error
+            server = await self._listen(address)
             self._servers.append(server)
             urls += [tcp_url(address.scheme, *listening.getsockname()[:2]) for listening in server.sockets]
         return urls
 
-    async def _listen(self, host: str, port: int, *, tls: bool) -> asyncio.Server | TlsListener:
-        if not tls:
-            return await self.loop.create_server(lambda: HttpConnection(self), host, port, backlog=_BACKLOG)
-        listener = tls_listener(
-            self.loop, self._tls, HTTP_ALPN, lambda: HttpConnection(self), lambda _: _ANSWER_WITHOUT_TLS
-        )
-        await listener.listen(host, port, _BACKLOG)
-        return listener
+    async def _listen(self, address: ListenAddress) -> asyncio.Server | TlsListener:
+        def connection() -> HttpConnection:
+            return HttpConnection(self)
+
+        tls = None
+        if address.has_tls:
+            tls = tls_listener(self.loop, self._tls, HTTP_ALPN, connection, lambda _: _ANSWER_WITHOUT_TLS)
+        return await accept_tcp(connection, address, self._listening(address), tls)
 
     def stop_accepting(self) -> None:
         """Accept no new connections."""
         for server in self._servers:
-            server.close()
-        self._servers.clear()
+            stop_accepting(server)
 
     def drain(self) -> None:
-        """End streams and waiting requests, and close each connection after its answer."""
+        """End streams and waiting requests, and close each connection after its next answer.
+
+        A connection without a request stays open until `close`: one may be on its way.
+        """
         self.draining = True
         for end in list(self.on_drain):
             end()
         for connection in self.connections:
             connection.shutdown()
+
+    def refuse_requests(self, error: HeadraceError) -> None:
+        """Answer all that clients still send with an error: the broker is closed. What was begun ends with it, too."""
+        self.refusal = error
+        for connection in self.connections:
+            connection.end_session(error)
 
     def ignore_requests(self) -> None:
         """Take no more requests; clients find out when their connections are closed."""
@@ -138,6 +144,9 @@ class HttpGateway:
         """Accept no new connections, and close all after what waits to be sent."""
         self.draining = True
         self.stop_accepting()
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
         self._supervision.cancel()
         for end in list(self.on_drain):
             end()

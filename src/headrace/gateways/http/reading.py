@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from headrace.broker.pending_answer import AnswerWithBody
+from headrace.broker.ports import Session
 from headrace.broker.streams import WaitingFetch
 from headrace.gateways.http.accept import accepts
 from headrace.gateways.http.call import Call, ClientGone, Reply, json_reply
@@ -19,7 +20,7 @@ from headrace.gateways.http.route import ANY_TYPE, Route
 from headrace.model.batch import Batch, Bytes, parse
 from headrace.model.cloudevents_http import BATCH_TYPE, STRUCTURED_TYPE
 from headrace.model.envelope import EnvelopeContent, TimeText, message_content, parse_time_text
-from headrace.model.errors import MessageGone, OffsetOutOfRange
+from headrace.model.errors import CorruptBatch, InvalidBatch, MessageGone, OffsetOutOfRange
 from headrace.model.limits import BATCH_BYTES_MAX
 from headrace.model.message import Message
 from headrace.model.reading import Fetch, Fetched
@@ -91,7 +92,9 @@ async def fetch(call: Call) -> Reply:
         if isinstance(outcome, WaitingFetch):
             outcome = await waited_fetch(call, outcome)
         answer: Fetched = outcome.answer
-        found, next_offset = await read_batches(outcome.body, offset, query.limit, describe)
+        found, next_offset = await read_batches(
+            stored_batches(call, topic, partition, outcome.body), offset, query.limit, describe
+        )
         if next_offset is not None:
             break
         next_offset = max(answer.next_offset, offset)
@@ -112,7 +115,8 @@ async def read_message(call: Call) -> Reply:
         raise HttpError("path_not_found", "an offset is a number")
     offset, query = int(offset_text), call.query(MessageFormatQuery)
     outcome = await call.ask_whole(Fetch(topic, partition, offset, 1))
-    (found, _) = await read_batches(outcome.body, offset, 1, lambda message: message)
+    batches = stored_batches(call, topic, partition, outcome.body)
+    (found, _) = await read_batches(batches, offset, 1, lambda message: message)
     if not found or found[0].offset != offset:
         if offset >= outcome.answer.end_offset:
             end = outcome.answer.end_offset
@@ -128,19 +132,27 @@ async def read_message(call: Call) -> Reply:
 
 
 async def read_batches(
-    body: Bytes, offset: int, limit: int, describe: Callable[[Message], T]
+    batches: Iterator[Batch], offset: int, limit: int, describe: Callable[[Message], T]
 ) -> tuple[list[T], int | None]:
-    """Messages from an offset on, up to a limit; and the offset of the next one, if it was read but left out."""
+    """Messages from an offset on, up to a limit; and the offset of the next one, if it was read but left out.
+
+    Messages before damaged ones are answered first.
+    """
     found: list[T] = []
-    for batch in batches_in(body):
-        for message in batch.messages():
-            if message.offset < offset:
-                continue
-            if len(found) == limit:
-                return found, message.offset
-            found.append(describe(message))
-            if not len(found) % _SLICE_MESSAGES:
-                await asyncio.sleep(0)
+    try:
+        for batch in batches:
+            for message in batch.messages():
+                if message.offset < offset:
+                    continue
+                if len(found) == limit:
+                    return found, message.offset
+                found.append(describe(message))
+                if not len(found) % _SLICE_MESSAGES:
+                    await asyncio.sleep(0)
+    except CorruptBatch as error:
+        if not found:
+            raise
+        return found, error.first_offset
     return found, None
 
 
@@ -170,12 +182,41 @@ async def waited_fetch(call: Call, waiting: WaitingFetch) -> AnswerWithBody[Fetc
         connection.on_lost = None
 
 
+class BrokerCaller(Protocol):
+    """A request, or a connection, that asks the broker for a session."""
+
+    @property
+    def gateway(self) -> Any:
+        """The gateway, which knows the broker and the time."""
+
+    @property
+    def session(self) -> Session:
+        """Whose request it is."""
+
+
+def stored_batches(caller: BrokerCaller, topic: str, partition: int, body: Bytes) -> Iterator[Batch]:
+    """The batches of a partition that were read, each checked whole.
+
+    The broker looks at one that is damaged before the reader is told: it records the damage. A node of a cluster
+    answers that it does not serve, and has its copy repaired.
+    """
+    try:
+        yield from batches_in(body)
+    except CorruptBatch as error:
+        looking = Fetch(topic, partition, error.first_offset, 1, verify=True)
+        caller.gateway.broker.ask(caller.session, looking, memoryview(b""), caller.gateway.now_us())
+        raise
+
+
 def batches_in(body: Bytes) -> Iterator[Batch]:
-    """The batches that were read, each checked whole."""
+    """The batches in the body of an answer, each checked whole."""
     view, position = memoryview(bytes(body)), 0  # a copy: what is in memory or mapped may change meanwhile
     while position < len(view):
         batch = parse(view, position)
-        batch.verify()
+        try:
+            batch.verify()
+        except InvalidBatch as error:
+            raise CorruptBatch(batch.base_offset, batch.next_offset, "as read", position, str(error)) from error
         position += batch.length
         yield batch
 

@@ -21,6 +21,7 @@ from headrace.model.errors import (
     HeadraceError,
     InternalError,
     NotAuthenticated,
+    NotServing,
     ProtocolError,
     UnsupportedOperation,
     UnsupportedVersion,
@@ -87,6 +88,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         """When the client last sent something."""
         self._touched_us = 0
         self._unanswered = 0
+        self._last_handled = 0
+        """The correlation of the last request that was handled."""
         self._backlog: deque[Frame] = deque()
         """Received frames that wait until the client has fewer unanswered requests."""
         self._waits_for_turn = False
@@ -204,7 +207,10 @@ class NativeConnection(asyncio.BufferedProtocol):
             return
         logger.info("connection refused  client=%s code=%s reason=%s", self, error.code, error)
         self._ending = True
-        self._out.send(Kind.FAILURE, correlation, failure(error))
+        told = failure(error)
+        if isinstance(error, NotServing):  # the client sends again at once what it sent after that
+            told.details = {**told.details, "last_handled": self._last_handled}
+        self._out.send(Kind.FAILURE, correlation, told)
         self._out.flush()
         self._out.close()
         self._release()
@@ -358,6 +364,7 @@ class NativeConnection(asyncio.BufferedProtocol):
                     f"the broker does not know frames of kind {kind}; use a client of the broker's version"
                 )
             request = decode(kind, head)
+            self._last_handled = correlation
             own = self._own.get(kind)
             if own is not None:
                 own(correlation, request, now_us)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from headrace.gateways.addresses import ListenAddress, tcp_url, unix_url
 from headrace.gateways.gateway import GatewayContext, GatewayStatistics
-from headrace.gateways.listen_errors import listen_failed, listen_unix_failed
+from headrace.gateways.listening_sockets import accept_tcp, accept_unix, bind_unix
 from headrace.gateways.native.connection import NativeConnection
 from headrace.gateways.native.delivery_queue import DeliveryQueue
 from headrace.gateways.native.fair_turns import FairTurns
 from headrace.gateways.native.frame_writer import FrameWriter
-from headrace.gateways.tls_listener import TlsListener, server_descriptors, tls_listener
+from headrace.gateways.tls_listener import TlsListener, server_descriptors, stop_accepting, tls_listener
 from headrace.gateways.tls_settings import NATIVE_ALPN
-from headrace.gateways.unix_socket import bind, make_room, remove
+from headrace.gateways.unix_socket import remove
 from headrace.model.errors import HeadraceError, TlsFailed
 from headrace.model.limits import FRAME_BYTES_MAX
 from headrace.model.metric_requests import MetricFamily, MetricSample, gauge
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.native")
 
-_BACKLOG = 1024
 _SILENT_BEATS = 3
 """After so many heartbeats of silence a connection is taken for dead."""
 
@@ -62,6 +61,7 @@ class NativeGateway:
         self._loop = runtime.loop
         self._tls = context.tls
         self._nodes = context.nodes
+        self._listening = context.listening
         self._servers: list[asyncio.Server | TlsListener] = []
         self._socket_paths: list[str] = []
         self._connections: set[NativeConnection] = set()
@@ -97,39 +97,30 @@ class NativeGateway:
         urls: list[str] = []
         for address in self._addresses:
             if address.path:
-                await self._listen_unix(address.path)
+                await self._listen_unix(address)
                 urls.append(unix_url("headrace+unix", address.path))
             else:
-                assert address.port is not None
-                bound = await self._listen(address.host, address.port, tls=address.has_tls)
+                bound = await self._listen(address)
                 urls += [tcp_url(address.scheme, host, port) for host, port in bound]
         return urls
 
-    async def _listen(self, host: str, port: int, *, tls: bool) -> list[tuple[str, int]]:
-        server: asyncio.Server | TlsListener
-        try:
-            if tls:
-                server = tls_listener(self._loop, self._tls, NATIVE_ALPN, self._connection, _answer_without_tls)
-                await server.listen(host, port, _BACKLOG)
-            else:
-                server = await self._loop.create_server(self._connection, host, port, backlog=_BACKLOG)
-        except OSError as error:
-            raise listen_failed(error, host, port) from error
+    async def _listen(self, address: ListenAddress) -> list[tuple[str, int]]:
+        tls = None
+        if address.has_tls:
+            tls = tls_listener(self._loop, self._tls, NATIVE_ALPN, self._connection, _answer_without_tls)
+        server = await accept_tcp(self._connection, address, self._listening(address), tls)
         self._servers.append(server)
         bound = [listening.getsockname()[:2] for listening in server.sockets]
         self.tcp_addresses += bound
         return bound
 
-    async def _listen_unix(self, path: str) -> None:
-        """Listen on a Unix socket for this user alone; one that a process left there when it died is replaced."""
-        make_room(path)
-        try:
-            bound = bind(path)
+    async def _listen_unix(self, address: ListenAddress) -> None:
+        path = address.path
+        bound = self._listening(address)
+        if bound is None:
+            bound = bind_unix(path)
             self._socket_paths.append(path)  # whatever happens now, it is removed with the rest
-            server = await self._loop.create_unix_server(self._connection, sock=bound, backlog=_BACKLOG)
-        except OSError as error:
-            raise listen_unix_failed(error, path) from error
-        self._servers.append(server)
+        self._servers.append(await accept_unix(self._connection, path, bound))
         self.socket_path = path
 
     async def attach(self, end: socket.socket) -> None:
@@ -150,8 +141,7 @@ class NativeGateway:
         for path in self._socket_paths:
             remove(path)
         for server in self._servers:
-            server.close()
-        self._servers.clear()
+            stop_accepting(server)
         self._socket_paths.clear()
 
     def drain(self) -> None:
@@ -168,6 +158,9 @@ class NativeGateway:
         """Close all connections after what waits to be sent."""
         self.draining = True
         self.stop_accepting()
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
         self._supervision.cancel()
         self._flush()
         for connection in [*self._connections, *self._refused]:

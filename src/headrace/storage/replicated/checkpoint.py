@@ -44,6 +44,7 @@ from headrace.storage.replicated.retention import (
     collect_chunks_steps,
     collect_wal_steps,
     is_outdated,
+    list_chunks_steps,
     list_steps,
 )
 from headrace.storage.replicated.snapshot import F, ShardSnapshot, SnapshotFile
@@ -215,6 +216,8 @@ class Checkpointer:
         self._last: dict[object, CheckpointFile] = {}
         """Files of the last checkpoint that were only appended to in this epoch."""
         self._verifier = CheckpointVerifier()
+        self.missing_chunks = 0
+        """How many chunks of the newest checkpoint the last `collect` did not find: nobody can be restored from it."""
         self._is_from_start = True
         """Whether the log is kept from its beginning, which is not long ago, so that no checkpoint leads to it."""
         self._time_us = 0
@@ -274,10 +277,24 @@ class Checkpointer:
             return 0  # one whose attempt failed has become the newest after all: the next one puts that right
         deleted = yield from collect_checkpoints_steps(self._keys, current, self._kept, limit)
         needed = set[str]().union(*self._kept.values(), (chunk.name for chunk in self._uploader.known.values()))
-        deleted += yield from collect_chunks_steps(self._keys, self._epoch, needed, limit - deleted)
+        listed = yield from list_chunks_steps(self._keys)
+        self._forget_missing(self._kept[current] - set(listed))
+        deleted += yield from collect_chunks_steps(self._keys, self._epoch, listed, needed, limit - deleted)
         position = checkpoint_position(oldest)
         deleted += yield from collect_wal_steps(self._keys, position, self._seals, limit - deleted)
         return deleted
+
+    def _forget_missing(self, missing: set[str]) -> None:
+        """Refer no more to chunks that somebody else has deleted: the next checkpoint uploads their content again."""
+        self.missing_chunks = len(missing)
+        if missing:
+            known = self._uploader.known.items()
+            self._uploader.known = {digest: chunk for digest, chunk in known if chunk.name not in missing}
+            self._last = {
+                identity: file
+                for identity, file in self._last.items()
+                if missing.isdisjoint(chunk.name for chunk in file.chunks)
+            }
 
     def _begin(self) -> None:
         """Learn at the first time which checkpoints there are, and which chunks the one in the manifest has."""

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 
+from headrace.storage.record import is_readable
 from headrace.storage.replicated import checkpoint_format
 from headrace.storage.replicated.checkpoint_format import CheckpointFile, digest_of, path_bytes
-from headrace.storage.replicated.damage import is_segment, scan_segment
+from headrace.storage.replicated.damage import is_record, is_segment, scan_segment
 from headrace.storage.replicated.snapshot import F, ShardSnapshot
 
 
@@ -46,8 +47,12 @@ class CheckpointVerifier:
         return trusted
 
     def verify(self, snapshot: ShardSnapshot[F], file: F, trusted: int) -> None:
-        """Verify the batches of a segment that are not known to be right."""
-        if trusted >= file.data_end or file.is_torn or not is_segment(file.path):
+        """Verify a record, or the batches of a segment, that are not known to be right."""
+        if trusted >= file.data_end or file.is_torn:
+            return
+        if is_record(file.path) and not is_readable(snapshot.read(file, 0, file.data_end).ljust(file.length, b"\0")):
+            snapshot.report_damage(file, 0, "no slot of the record can be read")
+        if not is_segment(file.path):
             return
         start = 0 if file.is_overwritten else self._verified.get(file.identity, 0)
 

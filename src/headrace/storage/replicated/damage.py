@@ -5,10 +5,12 @@ from contextlib import suppress
 
 from headrace.model.batch import HEADER_BYTES, parse
 from headrace.model.errors import InvalidBatch
+from headrace.storage import meta
 from headrace.storage.disk import Disk
 from headrace.storage.scan import ByteSource, Damage, find_log_id, scan_copied
 from headrace.storage.segment import DATA_AT, offset_in_name, read_header
 
+_RECORDS = ("format", meta.NAME)
 Read = Callable[[int, int], bytes]
 """Reads so many bytes from a position on; fewer at the end."""
 
@@ -32,6 +34,11 @@ class SegmentBytes(ByteSource):
 def is_segment(path: str) -> bool:
     """Whether a file is a segment of a log, by its name, or is about to become one."""
     return _base_offset(path) is not None
+
+
+def is_record(path: str) -> bool:
+    """Whether a file is the format file of a data directory, or the record of a log, by its name."""
+    return path.rpartition("/")[2] in _RECORDS
 
 
 def _base_offset(path: str) -> int | None:

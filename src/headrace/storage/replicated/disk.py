@@ -22,7 +22,7 @@ from headrace.model.errors import (
     NotServing,
     UnsupportedOperation,
 )
-from headrace.storage.disk import Disk, OpenFile, after_fork
+from headrace.storage.disk import Disk, OpenFile, SyncCallback, after_fork
 from headrace.storage.replicated.file_table import FileEntry, FileTable
 from headrace.storage.replicated.frozen import FrozenTree
 from headrace.storage.replicated.operations import (
@@ -161,7 +161,8 @@ class ReplicatedDisk(Disk):
             try:
                 self._inner.write(file, position, data)
             except BaseException as error:
-                self._record_found(file, entry, position, len(data))
+                if not self._undo(file, entry, position):
+                    self._record_found(file, entry, position, len(data))
                 self._tell_failed(error)
                 raise
             self._record_write(entry, position, bytes(data))
@@ -179,7 +180,8 @@ class ReplicatedDisk(Disk):
             try:
                 self._inner.zero(file, position, length)
             except BaseException:
-                self._record_found(file, entry, position, length)
+                if not self._undo(file, entry, position):
+                    self._record_found(file, entry, position, length)
                 raise
             if entry.path is not None and length:
                 self._bind(entry)
@@ -213,6 +215,18 @@ class ReplicatedDisk(Disk):
                 self._writer.wait()
         else:
             self._inner.sync(file)
+
+    def begin_sync(self, file: OpenFile, done: SyncCallback) -> bool:
+        """Have everything put that was recorded so far, and call back; False while the store is quick."""
+        if not isinstance(file, ReplicatedFile) or self._defers_syncs or not self._writer.overlaps:
+            return False
+        self._writer.when_committed(done)
+        return True
+
+    @property
+    def overlaps_syncs(self) -> bool:
+        """Whether the store is slow: several objects are on their way to it then."""
+        return self._writer.overlaps
 
     def defer_syncs(self) -> None:
         """Let syncs return at once from now on: before a hand-over, when nobody is told anything more.
@@ -437,6 +451,21 @@ class ReplicatedDisk(Disk):
             entry.data_end = end
             if end > entry.length:
                 entry.length = end
+
+    def _undo(self, file: OpenFile, entry: FileEntry, position: int) -> bool:
+        """Take back what a write behind the data of a file, such as an append, has left; returns whether that worked.
+
+        The store then gets no part of a batch, which the next owner could not tell from damage.
+        """
+        if entry.path is None or position < entry.data_end:
+            return False
+        try:
+            self._inner.truncate(file, min(position, entry.length))
+            self._inner.truncate(file, entry.length)
+        except Exception as error:  # noqa: BLE001 whatever it was, what is there is recorded instead
+            logger.debug("failed write not undone  path=%s reason=%s", file.path, error)
+            return False
+        return True
 
     def _record_found(self, file: OpenFile, entry: FileEntry, position: int, length: int) -> None:
         """Record what a write that failed has left, so that the replica is still the same."""

@@ -8,6 +8,7 @@ from headrace.model.errors import CorruptFile, Fenced, StoreWentBack
 from headrace.storage.replicated.epochs import StoredManifest, checkpoint_position, read_manifest_steps
 from headrace.storage.replicated.holes import proof_steps
 from headrace.storage.replicated.keys import Position, ShardKeys
+from headrace.storage.replicated.log_size import LogSize
 from headrace.storage.replicated.operations import (
     SEAL,
     DamagedObject,
@@ -51,6 +52,7 @@ class ShardFollower:
         position: Position = Position(1, 0),  # noqa: B008
         seals: Mapping[int, int] | None = None,
         seen: Position = Position(0, 0),  # noqa: B008
+        log_size: LogSize | None = None,
     ) -> None:
         self.store = store
         self.keys = keys
@@ -63,6 +65,8 @@ class ShardFollower:
         """When the last object that was applied was made, by its owner's clock."""
         self.seen = seen
         """The highest position that is known to have been committed."""
+        self.log_size = LogSize() if log_size is None else log_size
+        """Of what has been applied."""
         self._ahead = 1
         self._idle = _LOOKS - 1
         self._in_doubt = False
@@ -117,6 +121,7 @@ class ShardFollower:
                     yield from self._pass_seal()
                     break
                 self._apply(header, operations)
+                self.log_size.add(self.position, len(stored.data))
                 applied += 1
             self._ahead = min(self._ahead * 2, _READ_AHEAD_MAX)
         return applied

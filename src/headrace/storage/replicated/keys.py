@@ -1,6 +1,11 @@
-"""The keys of a cluster's objects in its shared store. FORMAT.md lists them."""
+"""The keys of a cluster's objects in its shared store, and the names in a node's directory. FORMAT.md lists them."""
 
 from typing import NamedTuple
+
+NODE_STATE_NAME = "node.json"
+"""What a node remembers of itself, in its directory."""
+SHARDS_NAME = "shards"
+"""The directory of a node's copies of shards."""
 
 
 class Position(NamedTuple):

@@ -1,12 +1,13 @@
 """Brings a directory to a state of a shard: the newest, or that of an earlier moment."""
 
+from collections.abc import Iterable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from headrace.model.errors import CorruptFile, InvalidArgument
 from headrace.storage.disk import Disk, OpenFile
-from headrace.storage.replicated.applier import Applier, OperationMismatch
+from headrace.storage.replicated.applier import Applier, FileBindings, OperationMismatch
 from headrace.storage.replicated.checkpoint import NewPool, Progress, fetch_chunk, load_checkpoint, walk
 from headrace.storage.replicated.checkpoint_format import (
     Checkpoint,
@@ -20,7 +21,16 @@ from headrace.storage.replicated.epochs import checkpoint_position, read_cluster
 from headrace.storage.replicated.following import FollowerBehind, ShardFollower
 from headrace.storage.replicated.keys import Position, ShardKeys
 from headrace.storage.replicated.manifest import Manifest
-from headrace.storage.replicated.operations import WalHeader, decode_header
+from headrace.storage.replicated.operations import (
+    CreateFile,
+    OpenExisting,
+    Operation,
+    Remove,
+    RemoveDirectory,
+    Rename,
+    WalHeader,
+    Write,
+)
 from headrace.storage.replicated.retention import list_steps
 from headrace.storage.replicated.steps import perform
 from headrace.storage.stores.store import SharedStore
@@ -250,10 +260,46 @@ def _restore_at(
     return Restored(follower.position, max(follower.time_us, time_us))
 
 
-def first_time_us(store: SharedStore, keys: ShardKeys) -> int:
-    """When the first WAL object was made, by its owner's clock; 0: not known any more."""
-    found = store.get(keys.wal(1, 0))
-    return 0 if found is None else decode_header(found.data).time_us
+def first_with_file(store: SharedStore, keys: ShardKeys, path: str) -> Restored | None:
+    """The first state in which this file was written; None if there is none, or the log does not show it any more."""
+    watch = _FileWatch(path)
+    follower = ShardFollower(store, keys, watch)
+    try:
+        while not watch.is_written:
+            if not follower.poll(1):
+                return None
+    except (CorruptFile, FollowerBehind):
+        return None  # nor can it be restored
+    return Restored(follower.position, follower.time_us)
+
+
+class _FileWatch:
+    """Applies operations to nothing, and notices when one file is written."""
+
+    def __init__(self, path: str) -> None:
+        self.is_written = False
+        self._path = path
+        self._bindings = FileBindings()
+
+    def apply(self, operations: Iterable[Operation]) -> None:
+        """Look at the operations of an object."""
+        for operation in operations:
+            match operation:
+                case CreateFile(file_id, path) | OpenExisting(file_id, path):
+                    self._bindings.bind(file_id, path)
+                case Rename(source, target):
+                    self._bindings.rename(source, target)
+                    self.is_written |= target == self._path
+                case Remove(path):
+                    self._bindings.remove(path)
+                case RemoveDirectory(path):
+                    self._bindings.remove_below(path)
+                case Write(file_id):
+                    self.is_written |= self._bindings.paths.get(file_id) == self._path
+
+    def begin_epoch(self) -> None:
+        """Forget the ids of files."""
+        self._bindings = FileBindings()
 
 
 def _is_before(name: str, at: int | Position | None) -> bool:
@@ -321,5 +367,5 @@ def _follow_to(follower: ShardFollower, manifest: Manifest, at: int | Position |
 
 
 def shown_moment(time_us: int) -> str:
-    """A time as people write it."""
-    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(timespec="milliseconds")
+    """A time as people write it, exactly: an earlier moment may be before what happened then."""
+    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(timespec="microseconds")

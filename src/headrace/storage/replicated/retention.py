@@ -65,11 +65,17 @@ def collect_checkpoints_steps(keys: ShardKeys, current: str, kept: Collection[st
     return (yield from delete_steps(gone, limit))
 
 
-def collect_chunks_steps(keys: ShardKeys, epoch: int, needed: Collection[str], limit: int) -> Steps[int]:
-    """Delete the chunks of this and earlier epochs that are not needed; those of later ones are a later owner's."""
+def list_chunks_steps(keys: ShardKeys) -> Steps[list[str]]:
+    """The names of all chunks that are in the store."""
     found = yield from list_steps(keys.chunk_prefix)
-    names = [key.removeprefix(keys.chunk_prefix) for key in found]
-    gone = [keys.chunk(name) for name in names if name not in needed and upload_epoch(name) <= epoch]
+    return [key.removeprefix(keys.chunk_prefix) for key in found]
+
+
+def collect_chunks_steps(
+    keys: ShardKeys, epoch: int, listed: Sequence[str], needed: Collection[str], limit: int
+) -> Steps[int]:
+    """Delete the listed chunks of this and earlier epochs that are not needed; later ones are a later owner's."""
+    gone = [keys.chunk(name) for name in listed if name not in needed and upload_epoch(name) <= epoch]
     return (yield from delete_steps(gone, limit))
 
 

@@ -9,7 +9,7 @@ from random import Random
 from typing import NamedTuple
 
 from headrace.model.errors import Closed, HeadraceError, StoreUnavailable, Timeout
-from headrace.storage.disk import after_fork
+from headrace.storage.disk import SyncCallback, after_fork
 from headrace.storage.replicated.keys import Position, ShardKeys
 from headrace.storage.replicated.wal import IN_FLIGHT_MAX, PendingObject, PutOutcome, Waiter, WriteAheadLog
 from headrace.storage.stores.store import KeyExists, SharedStore
@@ -23,6 +23,9 @@ _IDLE_S = 10.0
 _JOIN_S = 1.0
 _INLINE_S_MAX = 0.002
 """While puts take less than this on average, a thread that waits puts its object itself: to hand it over costs more."""
+_SPACING_S_MAX = 0.025
+"""Puts to a slow store begin at distances of a part of their latency, up to this, so that objects are of about equal
+size. If each began as soon as possible, three small ones would go, and all that follows would wait for them."""
 _LOGGED_EACH = 10
 """One of so many attempts that fail is logged."""
 
@@ -88,6 +91,8 @@ class WalWriter:
         self._latency_s: float | None = None
         """The moving average of the time that a put takes."""
         self._confirmed_at = clock()
+        self._last_put = 0.0
+        """When a thread last took an object to put."""
         self.event_loop_thread = 0
         """The thread, by its number, that never puts an object itself: `abandon` must wake it whenever it waits."""
         self._begin_threads()
@@ -99,6 +104,8 @@ class WalWriter:
         self._stopped = threading.Event()
         self._threads: set[threading.Thread] = set()
         self._idle = 0
+        self._is_pausing = False
+        """Whether a thread waits for the time of the next put."""
         self._doubtful: list[PendingObject] = []
         """Handed out, and left by a thread that put them once."""
 
@@ -184,6 +191,20 @@ class WalWriter:
         if self._wal.committed < target or not waits:
             self.check()
 
+    def when_committed(self, done: SyncCallback) -> None:
+        """Call back, on any thread, when everything recorded so far is committed, or with the error."""
+
+        def tell() -> None:
+            done(None if self._wal.committed >= target or self._wal.failure is None else copy(self._wal.failure))
+
+        with self._lock:
+            target = self._wal.recorded
+            waits = self._wal.wait(target, tell)
+            if waits:
+                self._put_soon()
+        if not waits:
+            tell()
+
     def flush(self, timeout: float | None = None) -> Position:
         """Wait until everything recorded is committed, for a hand-over; returns the position behind it."""
         self.wait(None, timeout)
@@ -218,12 +239,17 @@ class WalWriter:
         return self._latency_s is not None and self._latency_s < _INLINE_S_MAX
 
     @property
+    def overlaps(self) -> bool:
+        """Whether puts take so long that several are better under way at a time."""
+        return self._latency_s is not None and self._latency_s >= _INLINE_S_MAX
+
+    @property
     def _has_work(self) -> bool:
         return self._wal.has_put or bool(self._doubtful)
 
     def _put_soon(self) -> None:
         """Wake or start a thread if there is something to put; the caller has the lock."""
-        if not self._has_work:
+        if not self._has_work or self._is_pausing:
             return
         if self._idle:
             self._work.notify()
@@ -248,8 +274,13 @@ class WalWriter:
         """The next object to put; None when the thread is to end."""
         with self._work:
             while not self._stopped.is_set():
-                taken = self._doubtful.pop() if self._doubtful else self._wal.next_put()
+                taken = self._doubtful.pop() if self._doubtful else None
+                if taken is None and not self._is_pausing:
+                    if self._pause():
+                        continue
+                    taken = self._wal.next_put()
                 if taken is not None:
+                    self._last_put = self._clock()
                     self._put_soon()  # another thread, if there is more
                     return taken
                 self._idle += 1
@@ -261,6 +292,21 @@ class WalWriter:
                     break
             self._threads.discard(threading.current_thread())  # before the lock goes: the next record starts another
             return None
+
+    def _pause(self) -> bool:
+        """Wait for the time of the next put, with the lock; returns whether it waited."""
+        if not self._wal.in_flight or not self._wal.has_put:
+            return False
+        spacing_s = min((self._latency_s or 0.0) / IN_FLIGHT_MAX, _SPACING_S_MAX) if self.overlaps else 0.0
+        left_s = self._last_put + spacing_s - self._clock()
+        if left_s <= 0:
+            return False
+        self._is_pausing = True
+        try:
+            self._work.wait(left_s)
+        finally:
+            self._is_pausing = False
+        return True
 
     def _put(self, pending: PendingObject) -> None:
         """Put an object, as often as necessary."""
@@ -362,7 +408,10 @@ class WalWriter:
 
 def _call(waiters: list[Waiter]) -> None:
     for waiter in waiters:
-        waiter()
+        try:
+            waiter()
+        except Exception:  # those behind it wait as well
+            logger.exception("callback of a sync failed")
 
 
 _writers: weakref.WeakSet[WalWriter] = weakref.WeakSet()

@@ -66,6 +66,7 @@ class AsyncClusterAdmin:
 
         Raises:
             InvalidArgument: if there is no such node, or no other that could serve.
+            Busy: if the node, or another that is to serve, does not follow within the time-out of the bus.
             Timeout: if no other node serves within the time-out; it may still happen.
             UnsupportedOperation: if the broker is not part of a cluster.
             Forbidden: if this client may not administer the cluster.
@@ -91,6 +92,7 @@ class AsyncClusterAdmin:
 
         Raises:
             InvalidArgument: if there is no such shard or node, or if the node cannot serve.
+            Busy: if the node does not follow within the time-out of the bus.
             Timeout: if the node does not serve within the time-out; it may still happen.
             UnsupportedOperation: if the broker is not part of a cluster.
             Forbidden: if this client may not administer the cluster.

@@ -1,6 +1,7 @@
 """Reads batches of a partition with one request, without a subscription."""
 
 from headrace.client._async.connection.reconnecting import AsyncReconnectingConnection
+from headrace.client.connection.request_router import Bytes
 from headrace.model.arguments import checked_timeout
 from headrace.model.batch import Batch, parse
 from headrace.model.errors import CorruptBatch, InvalidBatch
@@ -14,6 +15,18 @@ async def fetch_batches(
     wait = checked_timeout(wait, "wait")
     head = Fetch(topic, partition, offset, bytes_max, round(wait * 1000))
     _, body = await broker.request_with_body(head, timeout=broker.timeout + wait)
+    try:
+        return _batches_in(head, body)
+    except CorruptBatch as error:
+        # The broker checks the batch, too: it records and tells what is damaged on its disk. A node of a cluster has
+        # its copy repaired, and this is repeated until one serves. What the broker takes for good is read once more.
+        head = Fetch(topic, partition, error.first_offset, bytes_max, 0, verify=True)
+        _, body = await broker.request_with_body(head)
+        return _batches_in(head, body)
+
+
+def _batches_in(head: Fetch, body: Bytes) -> list[Batch]:
+    """The batches that were read, up to one that is damaged; raises CorruptBatch if that is the first."""
     batches: list[Batch] = []
     view, position = memoryview(body), 0
     while position < len(view):
@@ -23,9 +36,7 @@ async def fetch_batches(
         except InvalidBatch as error:
             if batches:
                 break  # those before it are good; the next fetch begins with it
-            # Makes the broker check the batch as well, so that it logs and lists the damage on its disk.
-            await broker.request(Fetch(topic, partition, batch.base_offset, 1, 0, verify=True))
-            where = f"{topic}[{partition}] as it was received"
+            where = f"{head.topic}[{head.partition}] as it was received"
             raise CorruptBatch(batch.base_offset, batch.next_offset, where, position, str(error)) from error
         batches.append(batch)
         position += batch.length

@@ -13,7 +13,7 @@ from headrace.client.connection.retrying import NOTHING_DONE
 from headrace.client.subjects.messages import Reply
 from headrace.client.subjects.reply_targets import ReplyTarget
 from headrace.model.arguments import shown
-from headrace.model.errors import HeadraceError, InvalidArgument
+from headrace.model.errors import HeadraceError, InvalidArgument, NoResponders
 from headrace.model.headers import Headers
 from headrace.model.limits import MESSAGE_BYTES_MAX, REQUEST_SECONDS_MAX
 from headrace.model.message import check_message_bytes, message_size
@@ -35,7 +35,11 @@ class AsyncRequester:
         self._callbacks = AsyncReplyCallbacks()
 
     async def request(self, subject: str, value: bytes, headers: Headers | None, timeout: float) -> Reply:
-        """Send a request, and wait for the reply; again if the broker was too busy or throttled it."""
+        """Send a request, and wait for the reply.
+
+        It is sent again if the broker was too busy or throttled it; also if nobody serves the subject right after the
+        broker was restarted or replaced, as responders connect again, too.
+        """
         deadline, backoff = now() + timeout, Backoff()
         send = _checked(subject, value, headers, timeout)
         while True:
@@ -44,9 +48,10 @@ class AsyncRequester:
                 connection = await self._broker.get(deadline)
             try:
                 answer, body = await connection.request(send, value, timeout + _GRACE_S)
-            except NOTHING_DONE:
+            except (*NOTHING_DONE, NoResponders) as error:
                 wait_s = backoff.next_s()
-                if now() + wait_s >= deadline:
+                is_final = isinstance(error, NoResponders) and not self._broker.was_just_replaced
+                if is_final or now() + wait_s >= deadline:
                     raise
             else:
                 return _reply(answer, body)

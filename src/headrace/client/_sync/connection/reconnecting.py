@@ -42,6 +42,8 @@ _CLUSTER_HEARTBEAT_S = 1.0
 for, as one takes over within seconds."""
 _NOT_SERVING_S = 0.2
 """How long a node that does not serve any more has to close the connection itself, after its last answers."""
+_OTHERS_S = 2.0
+"""In so many seconds all clients of a broker that was restarted, or replaced, have connected again."""
 _CLOCK_PINGS = 4
 _LAST_DIAL_S = 0.05
 """What the last attempt has, however little time is left."""
@@ -92,6 +94,9 @@ class ReconnectingConnection:
         self._ending: weakref.ref[Connection] | None = None
         self._disowned = ""
         """Why it cannot be used in a forked child; empty where it can."""
+        self._was_connected = False
+        self._replaced_s: float | None = None
+        """When the present connection replaced another; None: it is the first."""
         self._dormant = False
         """There is no connection, and none is made until somebody needs one: in a forked child, after a refusal."""
         self._last_error: HeadraceError | None = None
@@ -217,6 +222,11 @@ class ReconnectingConnection:
         return self.connection is not None and not self.connection.closed
 
     @property
+    def was_just_replaced(self) -> bool:
+        """Whether the connection replaced another a moment ago: other clients may still be connecting again."""
+        return self._replaced_s is not None and now() - self._replaced_s < _OTHERS_S
+
+    @property
     def is_cluster(self) -> bool:
         """Whether there are several nodes, as far as is known."""
         return self._endpoints.is_cluster
@@ -317,6 +327,8 @@ class ReconnectingConnection:
             if connection.closed or self._closed:
                 return False
             self.connection = connection
+            self._replaced_s = now() if self._was_connected else None
+            self._was_connected = True
             self._last_error = None
             connection.on_drain = self._drains
             connection.on_not_serving = self._serves_no_more

@@ -14,7 +14,7 @@ from headrace.client.connection.request_router import Bytes
 from headrace.client.consumer.partition_reader import Delivered, OnCorrupt, PartitionReader
 from headrace.client.results import DamagedRange, ReceivedBatch
 from headrace.model.errors import ConnectionFailed, CorruptBatch, HeadraceError, OffsetOutOfRange, TopicNotFound
-from headrace.model.reading import Delivery, Fetch, StreamClose, StreamCredit, StreamOpen, StreamOpened
+from headrace.model.reading import Delivery, Fetch, Fetched, StreamClose, StreamCredit, StreamOpen, StreamOpened
 from headrace.model.requests import Offsets, OffsetsFound
 
 logger = logging.getLogger("headrace.client")
@@ -100,8 +100,8 @@ class Fetcher:
                 try:
                     batch = delivered.next()
                 except CorruptBatch as error:
-                    self._report_damage(delivered.reader, error)
-                    self._pass_over(delivered.reader, error)
+                    if not self._read_again(delivered.reader, error):
+                        self._pass_over(delivered.reader, error)
                     continue
                 if batch is not None:
                     return delivered.reader, batch
@@ -161,11 +161,36 @@ class Fetcher:
         self.skipped += error.next_offset - error.first_offset
         reader.passed(error.next_offset)
 
-    def _report_damage(self, reader: PartitionReader, error: CorruptBatch) -> None:
-        """Have the broker look at a batch that arrived damaged: it logs and lists what is damaged on its disk."""
-        if self._connection is not None and not self._connection.closed:
-            head = Fetch(reader.topic, reader.partition, error.first_offset, 1, 0, verify=True)
-            self._connection.request_nowait(head, b"", _ignore_answer)
+    def _read_again(self, reader: PartitionReader, error: CorruptBatch) -> bool:
+        """Read a batch that arrived damaged once more, after the broker has looked at it; False if that was done.
+
+        If it is damaged on the broker's disk, the broker records that and says so. A node of a cluster has its copy
+        repaired: it, or another, then delivers what was stored.
+        """
+        with self.monitor.guard:
+            if reader.gone:
+                return True
+            if reader.checked == error.first_offset:
+                return False
+            self._close(reader)
+            self._ready = deque(item for item in self._ready if item[0] is not reader)
+            self._current = None
+            reader.queued_bytes = 0
+            reader.wanted = reader.position = error.first_offset
+            connection = self._connection
+            if connection is not None and not connection.closed:  # else it is read again with the next one
+                head = Fetch(reader.topic, reader.partition, error.first_offset, 1, 0, verify=True)
+                connection.request_nowait(head, b"", partial(self._checked, reader, error.first_offset))
+        return True
+
+    def _checked(self, reader: PartitionReader, offset: int, answer: Fetched | HeadraceError, _body: Bytes) -> None:
+        """The broker has looked at a batch that arrived damaged: go on as if a stream had met what it found."""
+        if isinstance(answer, HeadraceError):
+            self.ended(reader, answer)
+            return
+        with self.monitor.guard:
+            reader.checked = offset
+            self._open(reader)
 
     # What streams tell.
 

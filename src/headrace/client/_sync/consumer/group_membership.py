@@ -30,7 +30,7 @@ CommitCallback = Callable[[HeadraceError | None], None]
 
 
 class GroupMembership:
-    """One member of a group. No method blocks, but for `rejoined`: answers arrive in callbacks."""
+    """One member of a group. No method blocks, but for `rejoined` and `join_again`: answers arrive in callbacks."""
 
     def __init__(self, fetcher: Fetcher, timers: Timers, join_request: GroupJoin, auto_commit: bool) -> None:
         self.group = join_request.group
@@ -123,6 +123,12 @@ class GroupMembership:
             return
         connection.members.pop((self.group, self.member), None)
         connection.request_nowait(GroupLeave(self.group, self.member), b"", done)
+
+    def join_again(self, deadline: float) -> None:
+        """Join over the present connection, and wait until that is done."""
+        if self._connection is not None:
+            self._join(self._connection)
+        self.rejoined(deadline)
 
     def rejoined(self, deadline: float) -> None:
         """Wait until the member has joined over the present connection."""

@@ -16,7 +16,7 @@ from headrace.client.app.handlers import Handler
 from headrace.client.connection import fork_guard
 from headrace.client.connection.identity import member_id
 from headrace.client.consumer.deserializing import BatchDeserializer
-from headrace.client.consumer.partition_reader import OnCorrupt, PartitionReader
+from headrace.client.consumer.partition_reader import HandedPositions, OnCorrupt, PartitionReader
 from headrace.client.consumer.subscription_options import validate_subscription
 from headrace.client.producer.serializing import Deserializer, deserializer_of
 from headrace.client.results import Received, ReceivedBatch
@@ -24,7 +24,7 @@ from headrace.client.times import Start, checked_count, checked_seconds, listed,
 from headrace.model.arguments import check_flag, checked_timeout, shown
 from headrace.model.errors import Closed, HeadraceError, InvalidArgument, MemberFenced
 from headrace.model.representation import described, short, state_of
-from headrace.model.requests import GroupJoin, Offsets, PartitionOffset
+from headrace.model.requests import GroupJoin, Offsets
 
 if TYPE_CHECKING:
     from headrace.client._sync.bus import Bus
@@ -336,8 +336,8 @@ class Subscription:
         if self._reader is not None and self._reader.gone:
             self._reader, self._messages = None, iter(())
 
-    def _positions_handed(self) -> tuple[str, str, list[PartitionOffset]]:
-        """Group, member, and positions of what was handed out: for a transaction that commits them.
+    def _positions_handed(self) -> HandedPositions:
+        """The positions of what was handed out: for a transaction that commits them.
 
         Raises MemberFenced when some of it was taken from this member: what was made of that must not be committed.
         """
@@ -347,26 +347,23 @@ class Subscription:
         with self._guard:
             held = self._membership.held()
             lost = [reader for reader in self._fetcher.taken_away() if reader not in held]
-            places = [
-                PartitionOffset(reader.topic, reader.partition, reader.handed, reader.epoch)
-                for reader in held
-                if reader.handed > reader.committed
-            ]
+            offsets = [(reader, reader.handed) for reader in held if reader.handed > reader.committed]
         if lost:
             where = ", ".join(sorted(f"{reader.topic}[{reader.partition}]" for reader in lost))
             raise MemberFenced(f"{where} was taken from this member; what it handed out of it will be delivered again")
-        return self.group, self._membership.member, places
+        return HandedPositions(self.group, self._membership.member, offsets)
 
-    def _positions_committed(self, places: Sequence[PartitionOffset]) -> None:
-        """A transaction has committed these."""
-        assert self._membership is not None
+    def _positions_committed(self, positions: HandedPositions) -> None:
+        """A transaction has committed these; also of a reader that was replaced before the answer came."""
         with self._guard:
-            readers = {(*reader.place, reader.epoch): reader for reader in self._membership.held()}
-            for place in places:
-                reader = readers.get((place.topic, place.partition, place.epoch))
-                if reader is not None:
-                    reader.done = max(reader.done, place.offset)
-                    reader.committed = reader.committing = max(reader.committed, place.offset)
+            for reader, offset in positions.offsets:
+                reader.done = max(reader.done, offset)
+                reader.committed = reader.committing = max(reader.committed, offset)
+
+    def _join_again(self, deadline: float) -> None:
+        """Join the group again, as it does not know this member; partitions that are still assigned have new epochs."""
+        assert self._membership is not None
+        self._membership.join_again(deadline)
 
     # Beginning and end.
 

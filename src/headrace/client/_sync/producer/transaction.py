@@ -14,6 +14,7 @@ from headrace.client._sync.producer.metadata_cache import MetadataCache
 from headrace.client.connection import fork_guard
 from headrace.client.connection.request_router import Bytes
 from headrace.client.connection.retrying import REPEATED
+from headrace.client.consumer.partition_reader import HandedPositions
 from headrace.client.producer.batch_split import (
     BatchPlan,
     CheckedColumns,
@@ -38,14 +39,15 @@ from headrace.model.errors import (
     ConnectionFailed,
     HeadraceError,
     InvalidArgument,
+    MemberFenced,
     MessageTooLarge,
     PartitionNotFound,
     Timeout,
+    UnknownMember,
 )
 from headrace.model.partitioning import by_key
 from headrace.model.representation import described, short, state_of
 from headrace.model.requests import (
-    PartitionOffset,
     TransactionAbort,
     TransactionBegin,
     TransactionBegun,
@@ -59,6 +61,8 @@ logger = logging.getLogger("headrace.client")
 
 _BATCH_BYTES = 100_000
 _BATCH_COUNT = 1000
+_COMMITS_MAX = 3
+"""Attempts to commit positions of a group, all but the first after the group was joined again."""
 _UNDER_WAY_MAX = 32
 _UNDER_WAY_BYTES_MAX = 16 << 20
 
@@ -127,7 +131,7 @@ class Transaction:
         self._stages: list[int] = []
         self._turn = 0
         self._subscription: Subscription | None = None
-        self._positions: tuple[str, str, list[PartitionOffset]] = ("", "", [])
+        self._positions = HandedPositions()
 
     def __repr__(self) -> str:
         return described(self, self._facts)
@@ -475,12 +479,23 @@ class Transaction:
         assert self._begun is not None
         deadline = now() + wait_s
         stages = self._staged(deadline)
-        group, member, places = self._positions
-        head = TransactionCommit(self.name, self._begun.epoch, stages, group, member, places)
-        self.outcome = self._broker.request(head, timeout=deadline - now())
+        self.outcome = self._commit_staged(self._begun.epoch, stages, deadline)
         self._ended = True
         if self._subscription is not None:
-            self._subscription._positions_committed(places)
+            self._subscription._positions_committed(self._positions)
+
+    def _commit_staged(self, epoch: int, stages: list[int], deadline: float) -> TransactionCommitted:
+        """Commit; if the group does not know the member, as after a restart of the broker, again when it has joined."""
+        attempts, positions = 1, self._positions
+        while True:
+            head = TransactionCommit(self.name, epoch, stages, positions.group, positions.member, positions.places)
+            try:
+                return self._broker.request(head, timeout=deadline - now())
+            except (MemberFenced, UnknownMember):
+                if self._subscription is None or attempts == _COMMITS_MAX:
+                    raise
+            attempts += 1
+            self._subscription._join_again(deadline)
 
     def abort(self) -> None:
         """Discard all of it; an exception in the `with` block does it.

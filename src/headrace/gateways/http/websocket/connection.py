@@ -18,7 +18,7 @@ from headrace.gateways.http.websocket.frames import Codec, Item, RequestFrame, u
 from headrace.gateways.http.websocket.pushes import push_items
 from headrace.gateways.http.websocket.requests import SocketRequests
 from headrace.gateways.socket_options import limit_unsent, reset
-from headrace.model.errors import Cancelled, HeadraceError, InternalError
+from headrace.model.errors import Cancelled, Draining, Fenced, HeadraceError, InternalError, NotServing
 from headrace.model.limits import SOCKET_FRAME_BYTES_MAX, SOCKET_REQUESTS_MAX
 from headrace.model.request import Answer, Request
 
@@ -39,6 +39,8 @@ _HELD_BYTES_FREE = 64 << 10
 _TOUCH_S = 0.25
 _LINGER_S = 1.0
 _REASON_BYTES_MAX = 120
+_NODE_LEAVES = (Draining, Fenced, NotServing)
+"""What ends a session whose client connects again with the same credentials."""
 
 
 class SocketConnection(asyncio.Protocol):
@@ -65,6 +67,8 @@ class SocketConnection(asyncio.Protocol):
         """The fragments of a message that has not ended."""
         self._backlog: deque[bytes] = deque()
         """Received messages that wait until the client has fewer unanswered requests."""
+        self._pushed: deque[bytes] = deque()
+        """Encoded pushes that are sent in the next loop turn."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._unanswered = 0
         self._writable = asyncio.Event()
@@ -133,7 +137,7 @@ class SocketConnection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Tell the client that the broker is going to stop."""
-        self.send({"push": "Drain", "fields": {}})
+        self._push({"push": "Drain", "fields": {}}, None)
 
     def close(self) -> None:
         """Close the connection, because the broker stops."""
@@ -144,13 +148,16 @@ class SocketConnection(asyncio.Protocol):
         if self.is_lost:
             return
         logger.info("websocket closed  client=%s code=%d reason=%s", self.session.client, code, reason)
+        while self._pushed:
+            self._send_pushed()
         self._release()
         self._protocol.fail(code, reason.encode()[:_REASON_BYTES_MAX].decode(errors="ignore"))
         self._flush()
 
     def end_session(self, error: HeadraceError) -> None:
-        """Close the connection, as the broker ends the session: the token was revoked, or has expired."""
-        self.end(CloseCode.POLICY_VIOLATION, f"{error.code}: {error}")
+        """Close the connection, as the broker ends the session: the token was revoked, or another node serves."""
+        code = CloseCode.GOING_AWAY if isinstance(error, _NODE_LEAVES) else CloseCode.POLICY_VIOLATION
+        self.end(code, f"{error.code}: {error}")
 
     def supervise(self, now_s: float, request_s: float, silence_s: float) -> None:  # noqa: ARG002
         """Send a ping to a quiet client, and close the connection of one that is silent or takes nothing."""
@@ -185,16 +192,33 @@ class SocketConnection(asyncio.Protocol):
         try:
             answer, body = pushed if isinstance(pushed, AnswerWithBody) else (pushed, None)
             fields, items = push_items(self.codec, answer, body)
-            self.send({"push": type(answer).__name__, "fields": fields}, items)
+            self._push({"push": type(answer).__name__, "fields": fields}, items)
         except Exception:
             logger.exception("push failed  client=%s push=%s", self.session.client, type(pushed).__name__)
             self.end(CloseCode.INTERNAL_ERROR, "the broker could not encode a delivery")
 
+    def _push(self, head: dict[str, Any], items: Sequence[Item] | None) -> None:
+        """Send a push behind the answers that the broker has decided before it: their tasks run in the next loop turn.
+
+        It is encoded now, as the broker may change the messages later.
+        """
+        if not self.is_lost:
+            self._pushed.append(self.codec.encode(head, items))
+            self.gateway.loop.call_soon(self._send_pushed)
+
+    def _send_pushed(self) -> None:
+        """Send the oldest push that waits, if `end` has not sent it."""
+        if self._pushed:
+            self._send(self._pushed.popleft())
+
     def send(self, head: dict[str, Any], items: Sequence[Item] | None = None) -> None:
         """Send a frame, together with others of this loop turn."""
+        if not self.is_lost:
+            self._send(self.codec.encode(head, items))
+
+    def _send(self, data: bytes) -> None:
         if self.is_lost:
             return
-        data = self.codec.encode(head, items)
         if self.codec.is_text:
             self._protocol.send_text(data)
         else:
@@ -383,6 +407,7 @@ class SocketConnection(asyncio.Protocol):
         for end in list(self.on_lost):
             end()
         self._backlog.clear()
+        self._pushed.clear()
         self._reader.clear()
         self._message = bytearray()
         self.gateway.received_bytes -= self._held_bytes

@@ -22,7 +22,7 @@ from headrace.gateways.http.publishing import (
     send_batches,
     wait_for_receipts,
 )
-from headrace.gateways.http.reading import batches_in
+from headrace.gateways.http.reading import stored_batches
 from headrace.gateways.http.route import fields_struct, given_fields
 from headrace.gateways.http.subscription_resources import (
     AckFields,
@@ -233,7 +233,7 @@ class SocketRequests:
         async with self._reading:
             await self._connection.wait_until_writable()
             outcome = self._connection.ask(request, _EMPTY)
-            for batch in batches_in(outcome.body):
+            for batch in stored_batches(self._connection, request.topic, request.partition, outcome.body):
                 for content in batch_contents(batch, request.partition, request.offset):
                     items.append(self._codec.item(content))
                     if not len(items) % _SLICE_MESSAGES:

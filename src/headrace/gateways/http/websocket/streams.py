@@ -4,16 +4,16 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.broker.pending_answer import PendingAnswer
 from headrace.broker.streams import Stream
 from headrace.gateways.http.event_position import position_text
 from headrace.gateways.http.event_stream import linger
 from headrace.gateways.http.problems import problem_of
-from headrace.gateways.http.reading import batches_in
+from headrace.gateways.http.reading import stored_batches
 from headrace.gateways.http.websocket.frames import Item
-from headrace.model.errors import HeadraceError
+from headrace.model.errors import CorruptBatch, HeadraceError
 from headrace.model.reading import StreamOpen
 from headrace.model.requests import TopicDescribe
 
@@ -49,6 +49,8 @@ class SocketStream:
         """Messages that were read and not sent: partition, offset, message. Without one: go on at the offset."""
         self._event = asyncio.Event()
         self._topic_id = 0
+        self._damage: tuple[int, CorruptBatch] | None = None
+        """What ends the stream when all that was read before it is sent, and its partition."""
         self._is_open = True
 
     async def open(self) -> None:
@@ -85,10 +87,17 @@ class SocketStream:
                 elif self._read:
                     self._send_some()
                     await asyncio.sleep(0)
+                elif self._damage is not None:
+                    partition, damage = self._damage
+                    self._position[partition] = max(self._position[partition], damage.next_offset)
+                    raise damage
                 else:
                     self._read_some(self._ready.popleft())
         except HeadraceError as error:
-            connection.send({"push": "StreamEnd", "fields": {"stream": self._number, "problem": problem_of(error)}})
+            fields: dict[str, Any] = {"stream": self._number, "problem": problem_of(error)}
+            if self._damage is not None:
+                fields["position"] = position_text(self._position)  # behind the damage: where to open another stream
+            connection.send({"push": "StreamEnd", "fields": fields})
         finally:
             connection.gateway.streams -= 1
             connection.on_lost.discard(self.close)
@@ -97,7 +106,7 @@ class SocketStream:
 
     @property
     def _can_send(self) -> bool:
-        return self._credit > 0 and not self._connection.paused and bool(self._read or self._ready)
+        return self._credit > 0 and not self._connection.paused and bool(self._read or self._ready or self._damage)
 
     async def _open(self, partition: int, offset: int) -> None:
         self._connection.stream_number += 1
@@ -139,12 +148,16 @@ class SocketStream:
     def _read_some(self, partition: int) -> None:
         """Read the next portion of a partition."""
         gateway, stream = self._connection.gateway, self._streams[partition]
-        found = stream.read(_PORTION_BYTES, gateway.now_us())
-        if found is None:
-            return
         known, codec = gateway.encoded_batches, self._connection.codec
-        for batch in batches_in(found.view):
-            self._read += [(partition, *one) for one in codec.items(batch, self._topic_id, partition, known)]
+        try:
+            found = stream.read(_PORTION_BYTES, gateway.now_us())
+            if found is None:
+                return
+            for batch in stored_batches(self._connection, self._topic, partition, found.view):
+                self._read += [(partition, *one) for one in codec.items(batch, self._topic_id, partition, known)]
+        except CorruptBatch as error:
+            self._damage = partition, error
+            return
         self._read.append((partition, found.next_offset, None))
         if stream.has_more():
             self._be_ready(partition)
