@@ -129,8 +129,11 @@ class _ErrorContent(msgspec.Struct):
     details: dict[str, Any] = {}
 
 
+_error_decoder = msgspec.json.Decoder(_ErrorContent)
+
+
 def _failure(value: bytes) -> JobFailed:
-    content = msgspec.json.decode(value, type=_ErrorContent)
+    content = _error_decoder.decode(value)
     return JobFailed(
         content.message or content.code,
         error_code=content.code,

@@ -64,6 +64,9 @@ class DataFormat(msgspec.Struct, array_like=True, frozen=True):
     """The same, with starts that a full disk kept from the journal; 0 if there were none."""
 
 
+_format_decoder = msgspec.msgpack.Decoder(DataFormat)
+
+
 class PartitionPath(NamedTuple):
     """The directory of a partition."""
 
@@ -449,7 +452,7 @@ def _decoded(content: bytes, path: str) -> DataFormat | None:
     try:
         number = msgspec.msgpack.decode(content, type=list)[0]
         known = number in (FORMER_FORMAT, FORMAT)
-        found = msgspec.msgpack.decode(content, type=DataFormat) if known else None
+        found = _format_decoder.decode(content) if known else None
     except (msgspec.DecodeError, UnicodeDecodeError, IndexError):
         return None
     if found is None:

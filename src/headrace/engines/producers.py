@@ -46,8 +46,14 @@ class _Saved(msgspec.Struct, array_like=True):
     forwarded: dict[int, int] = {}
 
 
+_decoder = msgspec.msgpack.Decoder(_Saved)
+
+
 class _SavedOffset(msgspec.Struct, array_like=True):
     offset: int
+
+
+_offset_decoder = msgspec.msgpack.Decoder(_SavedOffset)
 
 
 class Producers:
@@ -141,7 +147,7 @@ class Producers:
 
     def load(self, saved: bytes, survived_offset: int) -> int:
         """Load a checkpoint, without batches that the log has lost; returns the offset of the checkpoint."""
-        content = msgspec.msgpack.decode(saved, type=_Saved)
+        content = _decoder.decode(saved)
         self.mark = content.mark
         self.forwarded = content.forwarded
         for by, epoch, last, bases in content.producers:
@@ -153,7 +159,7 @@ class Producers:
 
 def saved_offset(saved: bytes) -> int:
     """The offset of a checkpoint."""
-    return msgspec.msgpack.decode(saved, type=_SavedOffset).offset
+    return _offset_decoder.decode(saved).offset
 
 
 def mark_of(producer: Producer) -> int:

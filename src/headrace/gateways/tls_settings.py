@@ -2,6 +2,7 @@
 
 import msgspec
 
+from headrace.model.type_info import build_type_info
 from headrace.security.certificates import DEFAULT_NAME_RULES
 
 NATIVE_ALPN = "headrace/1"
@@ -30,3 +31,6 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True):
         """All files that are watched."""
         named = [self.certificate, self.key, self.key_password_file, *self.sni_certificates, self.client_ca]
         return [path for path in named if path]
+
+
+build_type_info(TlsSettings)

@@ -10,6 +10,7 @@ from headrace.model.arguments import shortened, shown
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import DELIVERIES_MAX, LEASE_SECONDS_MAX
 from headrace.model.topic import checked_name, parse_topic
+from headrace.model.type_info import build_type_info
 
 DEFAULT_SUBSCRIPTION = "default"
 """The subscription of a topic that is meant when none is named."""
@@ -143,6 +144,9 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         seconds = min(self.retry_seconds * factor, self.retry_seconds_max)
         seconds *= 1 + self.retry_jitter * (2 * luck - 1)
         return round(min(seconds, self.retry_seconds_max) * 1e6)
+
+
+build_type_info(SubscriptionSettings)
 
 
 def subscription_settings(given: dict[str, Any], base: SubscriptionSettings | None = None) -> SubscriptionSettings:

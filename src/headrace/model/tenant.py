@@ -9,6 +9,7 @@ from headrace.model.arguments import shortened, shown
 from headrace.model.errors import InvalidArgument
 from headrace.model.limits import DESCRIPTION_CHARS_MAX, RATE_MAX
 from headrace.model.request import WireStruct
+from headrace.model.type_info import build_type_info
 
 
 class TenantUsage(WireStruct):
@@ -78,6 +79,9 @@ class TenantQuotas(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
             least = 1 if name in RATES else 0
             if quota is not None and not least <= quota <= RATE_MAX:
                 raise InvalidArgument(f"the quota {name} must be {least} to {RATE_MAX}, not {quota}")
+
+
+build_type_info(TenantQuotas)
 
 
 def given_quotas(quotas: TenantQuotas) -> dict[str, int]:

@@ -26,6 +26,7 @@ from headrace.model.limits import (
     TOPIC_NAME_CHARS_MAX,
 )
 from headrace.model.names import checked_characters
+from headrace.model.type_info import build_type_info
 
 DEFAULT_TENANT = "default"
 SYSTEM_PREFIX = "headrace."
@@ -241,6 +242,9 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.view_of is None:  # so an earlier Headrace can read the settings of all other topics
             del content["view_of"], content["view_query"]
         return content
+
+
+build_type_info(TopicSettings)
 
 
 def topic_settings(given: dict[str, Any], base: TopicSettings | None = None) -> TopicSettings:

@@ -9,6 +9,7 @@ from typing import Any
 from headrace.model.kinds import Kind
 from headrace.model.request import Answer, Permission, Request, Resource, Verb, WireStruct, declare
 from headrace.model.requests import Done
+from headrace.model.type_info import build_type_info
 from headrace.model.websub import WebSubTerms
 
 SUBSCRIPTION_PREFIX = "webhook."
@@ -56,6 +57,9 @@ class WebhookDefinition(WireStruct):
 
     def __repr__(self) -> str:
         return f"WebhookDefinition(name={self.name!r}, topic={self.topic!r}, url={self.url!r}, format={self.format!r})"
+
+
+build_type_info(WebhookDefinition)
 
 
 def subscription_name(name: str) -> str:

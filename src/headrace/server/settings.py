@@ -12,6 +12,7 @@ from headrace.gateways.addresses import TLS_SCHEMES, parse_listen_address
 from headrace.gateways.tls_settings import TlsSettings
 from headrace.model.errors import InvalidArgument
 from headrace.model.topic import topic_settings
+from headrace.model.type_info import build_type_info
 from headrace.security.certificates import DEFAULT_NAME_RULES, NAME_RULES
 from headrace.server.cluster_settings import check_cluster
 from headrace.wire.native import DEFAULT_PORT
@@ -248,6 +249,9 @@ class EmbeddedSettings(ServerSettings, frozen=True, kw_only=True, forbid_unknown
     host: str = ""
     unix_socket: str | None = ""
     drain_seconds: float = 2.0
+
+
+build_type_info(ServerSettings, EmbeddedSettings)
 
 
 def _between(name: str, number: float, low: float, high: float) -> None:

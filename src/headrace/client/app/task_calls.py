@@ -20,6 +20,9 @@ class TaskCall(msgspec.Struct, omit_defaults=True):
     kwargs: dict[str, Any] = {}
 
 
+_decoder = msgspec.json.Decoder(TaskCall)
+
+
 def encode_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     """The message that calls a task; raises CannotSerialize if JSON cannot hold an argument."""
     try:
@@ -43,7 +46,7 @@ class TaskDispatcher:
     def __call__(self, job: Job) -> Any:
         """Call the function that a message names; a message that names none becomes a dead letter."""
         try:
-            call = msgspec.json.decode(job.value or b"", type=TaskCall)
+            call = _decoder.decode(job.value or b"")
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise Reject(f"the message calls no task: {error}") from error
         function = self._functions.get(call.task)

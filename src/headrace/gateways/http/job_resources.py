@@ -93,6 +93,7 @@ class ResultFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 _job_decoder = msgspec.json.Decoder(MessageEnvelope)
 _result_decoder = msgspec.json.Decoder(ResultFields)
+_error_decoder = msgspec.json.Decoder(ErrorObject)
 _decode_text = msgspec.json.Decoder(str).decode
 
 
@@ -197,7 +198,7 @@ def _find_result(body: Any, job: JobId) -> JobResult | None:
 def _shown_result(job: str, kind: str, value: bytes) -> JobResult:
     try:
         if kind == ERROR_RESULT:
-            return JobResult(job, "failed", error=msgspec.json.decode(value, type=ErrorObject))
+            return JobResult(job, "failed", error=_error_decoder.decode(value))
         if kind == JSON_RESULT:
             msgspec.json.decode(value)
             return JobResult(job, "done", msgspec.Raw(value))

@@ -32,6 +32,7 @@ from headrace.gateways.http.upgrade import UPGRADE_ROUTES
 from headrace.gateways.http.webhook_resources import WEBHOOK_ROUTES
 from headrace.gateways.http.websocket.handshake import SOCKET_ROUTES
 from headrace.gateways.http.websub_hub import WEBSUB_ROUTES
+from headrace.model.type_info import build_type_info
 
 DOCUMENTS = "documents"
 
@@ -100,3 +101,5 @@ ROUTES: list[Route] = [
     ),
 ]  # fmt: skip
 """Every route."""
+
+build_type_info(*(route.query for route in ROUTES if route.query is not None))

@@ -13,6 +13,7 @@ from headrace.gateways.http.route import Route
 from headrace.model.arguments import shortened, shown
 from headrace.model.receiver_url import URL_CHARACTERS_MAX, parse_receiver_url
 from headrace.model.requests import TopicDescribe
+from headrace.model.type_info import build_type_info
 from headrace.model.websub import link_header, subscription_name
 from headrace.model.websub_requests import WebSubAccepted, WebSubSubscribe, WebSubUnsubscribe
 
@@ -43,6 +44,9 @@ class HubRequest(msgspec.Struct):
     """Signs what is sent, in `X-Hub-Signature`; fewer than 200 bytes."""
     url: str = msgspec.field(name="hub.url", default="")
     """Instead of `hub.topic` when it is published."""
+
+
+build_type_info(HubRequest)
 
 
 async def answer_hub(call: Call) -> Reply:

@@ -8,6 +8,7 @@ import msgspec
 from headrace.model.arguments import shown
 from headrace.model.errors import InvalidContentQuery
 from headrace.model.limits import CONTENT_PATTERN_CHARS_MAX, CONTENT_QUERY_BYTES_MAX, CONTENT_QUERY_DEPTH_MAX
+from headrace.model.type_info import build_type_info
 
 KINDS = ("exact", "partial", "regex", "jsonpath")
 
@@ -60,6 +61,9 @@ class ContentQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         {'regex': '^ERROR'}
         """
         return {self.kind: self.argument}
+
+
+build_type_info(ContentQuery)
 
 
 def query_error(text: str, position: int | None) -> InvalidContentQuery:

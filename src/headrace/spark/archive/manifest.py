@@ -9,6 +9,7 @@ import msgspec
 from headrace.model.batch import Batch
 from headrace.model.errors import CorruptFile, Forbidden, TopicNotFound, UnsupportedFormat
 from headrace.model.system_topics import ARCHIVE_TOPIC
+from headrace.model.type_info import build_type_info
 from headrace.spark.source.planning import TopicState
 
 MANIFEST_TOPIC = ARCHIVE_TOPIC
@@ -70,6 +71,9 @@ class Chunk(msgspec.Struct, frozen=True):
     def key(self) -> bytes:
         """The key of the entry in the manifest's topic."""
         return b"%d/%d" % (self.topic_id, self.number)
+
+
+build_type_info(Chunk)
 
 
 def next_number(chunks: "Sequence[Chunk]") -> int:

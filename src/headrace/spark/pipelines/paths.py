@@ -49,6 +49,9 @@ class DriverProcess(msgspec.Struct):
     """The current step of the start."""
 
 
+_decoder = msgspec.json.Decoder(DriverProcess)
+
+
 class Folder:
     """The directory of one pipeline."""
 
@@ -75,7 +78,7 @@ class Folder:
     def driver(self) -> DriverProcess | None:
         """Return the status of the last driver, or None."""
         try:
-            return msgspec.json.decode((self.path / _DRIVER).read_bytes(), type=DriverProcess)
+            return _decoder.decode((self.path / _DRIVER).read_bytes())
         except (OSError, msgspec.DecodeError):
             return None
 

@@ -86,6 +86,9 @@ class PipelineRecord(msgspec.Struct, kw_only=True):
         return content
 
 
+_decoder = msgspec.json.Decoder(PipelineRecord)
+
+
 def encoded(record: PipelineRecord) -> bytes:
     """Encode a record as a message value."""
     return msgspec.json.encode(record)
@@ -94,6 +97,6 @@ def encoded(record: PipelineRecord) -> bytes:
 def decoded(value: bytes) -> PipelineRecord | None:
     """Decode a record from a message value; returns None if this version does not know its format."""
     try:
-        return msgspec.json.decode(value, type=PipelineRecord)
+        return _decoder.decode(value)
     except msgspec.DecodeError:
         return None

@@ -27,6 +27,7 @@ _LOOKED_BACK = (500, 20_000)
 
 Change = Callable[[PipelineRecord | None], PipelineRecord | None]
 """Returns the new record; None for no change."""
+_progress_decoder = msgspec.json.Decoder(QueryProgress)
 
 
 class Registry:
@@ -111,7 +112,7 @@ class Registry:
                 for message in batch.messages():
                     name, _, query = (message.key or b"").decode("utf-8", "replace").partition("/")
                     if message.value and name in latest:
-                        latest[name][query] = msgspec.json.decode(message.value, type=QueryProgress)
+                        latest[name][query] = _progress_decoder.decode(message.value)
             if all(latest.values()) or end - back <= first:
                 break
         return latest

@@ -82,6 +82,10 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
         return names | {part.name for part in self.parts}
 
 
+_decoder = msgspec.msgpack.Decoder(Checkpoint)
+_files_decoder = msgspec.msgpack.Decoder(tuple[CheckpointFile, ...])
+
+
 class CheckpointName(NamedTuple):
     """What the name of a checkpoint says; names sort like positions."""
 
@@ -122,7 +126,7 @@ def decode_checkpoint(data: bytes, key: str) -> Checkpoint:
         raise UnsupportedFormat(f"{key} has version {data[4]}, this Headrace knows version {VERSION}")
     if _CRC.unpack_from(data, len(data) - _CRC.size)[0] != crc32c(memoryview(data)[: -_CRC.size]):
         raise CorruptFile(f"{key} is damaged", key=key)
-    return msgspec.msgpack.decode(memoryview(data)[_HEAD.size : -_CRC.size], type=Checkpoint)
+    return _decoder.decode(memoryview(data)[_HEAD.size : -_CRC.size])
 
 
 def encode_files(files: tuple[CheckpointFile, ...]) -> bytes:
@@ -132,7 +136,7 @@ def encode_files(files: tuple[CheckpointFile, ...]) -> bytes:
 
 def decode_files(data: bytes) -> tuple[CheckpointFile, ...]:
     """The files in the bytes of a checkpoint's parts, whose hashes were compared."""
-    return msgspec.msgpack.decode(data, type=tuple[CheckpointFile, ...])
+    return _files_decoder.decode(data)
 
 
 def digest_of(data: bytes | memoryview) -> bytes:

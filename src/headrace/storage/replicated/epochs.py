@@ -27,6 +27,9 @@ class ClusterRecord(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
 
+_decoder = msgspec.json.Decoder(ClusterRecord)
+
+
 class StoredManifest(NamedTuple):
     """A manifest as it was read, with the version that `replace` needs."""
 
@@ -45,7 +48,7 @@ def read_cluster(store: SharedStore, cluster: str) -> ClusterRecord | None:
     if found is None:
         return None
     try:
-        record = msgspec.json.decode(found.data, type=ClusterRecord)
+        record = _decoder.decode(found.data)
     except msgspec.MsgspecError as error:
         raise CorruptFile(f"the record of cluster {cluster} cannot be read: {error}") from error
     if record.format > FORMAT:
