@@ -87,6 +87,17 @@ def test_what_comes_after_the_broker_was_closed_is_refused(server: EmbeddedServe
         assert code_of(read_all(half)) == (503, "not_serving")
 
 
+def test_connections_that_were_refused_before_do_not_keep_the_gateway_from_stopping(server: EmbeddedServer) -> None:
+    unread = b"GET /v1/topics/none HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n"
+    refused = [connected(server, unread) for _ in range(3)]
+    eventually(lambda: all(each.is_refused for each in gateway_of(server).connections))
+    on_loop(server, lambda: gateway_of(server).refuse_requests(_MOVED))
+    on_loop(server, lambda: gateway_of(server).close())
+    for end in refused:
+        with closing(end):
+            assert read_all(end).startswith(b"HTTP/1.1 404")
+
+
 def test_what_was_begun_before_is_in_doubt(server: EmbeddedServer) -> None:
     with closing(HttpClient(url_of(server))) as client:
         client.publish("orders", 1)

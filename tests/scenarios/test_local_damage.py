@@ -1,5 +1,6 @@
 """Bits that flip on a node's own disk, which is only a cache of the store: nothing is lost, and nothing follows."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPException
@@ -8,7 +9,7 @@ from random import Random
 
 import pytest
 from tests.http_client import HttpClient
-from tests.node_process import CLUSTER, NodeProcess, caught_up, connect, describe, eventually
+from tests.node_process import CLUSTER, NodeProcess, caught_up, connect, describe, eventually, owner_of
 
 import headrace
 from headrace.server.cluster_transfer import import_directory
@@ -64,6 +65,12 @@ def has_all(node: NodeProcess, values: list[bytes]) -> bool:
     """Whether the copy of a node has the last of these messages."""
     files = (node.data / "shards/000/topics").rglob("*.seg")
     return any(values[-1][-50:] in path.read_bytes() for path in files)
+
+
+def owner_among(nodes: list[NodeProcess]) -> NodeProcess | None:
+    """The node that serves, if one does."""
+    name = owner_of(nodes)
+    return next((node for node in nodes if node.name == name), None)
 
 
 def values_of(nodes: list[NodeProcess], topic: str) -> list[bytes]:
@@ -178,6 +185,32 @@ def test_a_follower_whose_format_file_is_damaged_takes_over(start: Start) -> Non
     eventually(lambda: describe([b]).shards[0].owner == "b")
     assert values_of([b], "orders") == values
     assert "comparing it with the store" in b.log.read_text()
+
+
+@pytest.mark.parametrize("way", ["move", "kill", "terminate"])
+def test_nodes_whose_directories_are_removed_while_they_run_lose_nothing(start: Start, way: str) -> None:
+    a, b = start("a", *SELDOM), start("b", *SELDOM)
+    values = fill(a, "orders", range(1000))
+    eventually(lambda: caught_up([a, b], "b"))
+    for node in (a, b):
+        shutil.rmtree(node.data)
+    if way == "move":  # also if `a` cannot close its broker in order without its directory, and serves again
+        with connect([a, b]) as bus:
+            bus.cluster.move(0, "b", timeout=0)
+    elif way == "kill":
+        a.kill()
+        a.start()
+    else:
+        a.terminate()
+        a.start()
+    assert values_of([a, b], "orders") == values
+    values += fill(eventually(lambda: owner_among([a, b])), "orders", range(1000, 1100))
+    eventually(lambda: describe([a, b]).shards[0].epoch > 1)
+    owner = eventually(lambda: owner_among([a, b]))
+    other = b if owner is a else a
+    eventually(lambda: caught_up([a, b], other.name))
+    owner.kill()
+    assert values_of([other], "orders") == values
 
 
 def test_damage_that_was_imported_is_what_it_is(start: Start, tmp_path: Path) -> None:

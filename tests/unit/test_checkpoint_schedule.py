@@ -54,6 +54,17 @@ def test_objects_of_earlier_epochs_behind_the_checkpoint_are_counted() -> None:
         assert inherited_objects(owned) == 552
 
 
+def test_an_owner_knows_how_old_the_checkpoint_of_another_is() -> None:
+    with owned_shard(CHECKPOINT, {}) as owned:
+        found = schedule(owned)
+        assert found.last_us == NOW_US - 100_000_000
+        age_s = found.age_s()
+        assert age_s is not None
+        assert 100 <= age_s < 160
+    with owned_shard("", {}) as owned:
+        assert (schedule(owned).last_us, schedule(owned).age_s()) == (0, None)
+
+
 def test_many_small_objects_make_a_checkpoint_due_whoever_put_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "OBJECTS_EACH", 13)
     with owned_shard(CHECKPOINT, {2: 45, 3: 7}) as owned:

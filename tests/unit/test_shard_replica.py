@@ -1,11 +1,13 @@
 """A node's copy of a shard: when it is trusted, and when it is compared with the store first."""
 
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from headrace.cluster.shards import OwnedShard, ShardPlace, ShardReplica
-from headrace.model.errors import InvalidArgument
+from headrace.model.errors import InvalidArgument, NotServing
+from headrace.storage.replicated.applier import OperationMismatch
 from headrace.storage.replicated.epochs import create_cluster, new_nonce
 from headrace.storage.replicated.keys import Position
 from headrace.storage.stores.memory import MemoryStore
@@ -108,3 +110,133 @@ def test_each_owner_knows_the_size_of_the_log_that_others_have_left() -> None:
     assert 150_000 < last.log_size.behind(BEGINNING) < 152_000
     for each in (owned, again, last):
         each.writer.close()
+
+
+ROOT = "/node/shards/000"
+
+
+def empty_root(disk: MemoryDisk) -> None:
+    disk.remove_directory("/node/shards")
+
+
+def remove_one(disk: MemoryDisk) -> None:
+    disk.remove(f"{ROOT}/log/0.seg")
+
+
+def cut_one(disk: MemoryDisk) -> None:
+    disk.truncate(disk.open(f"{ROOT}/log/0.seg", write=True), 10)
+
+
+def replace_one(disk: MemoryDisk) -> None:
+    disk.rename(f"{ROOT}/log/0.seg", f"{ROOT}/log/20.seg")
+
+
+def add_one(disk: MemoryDisk) -> None:
+    disk.write(disk.open(f"{ROOT}/log/20.seg", write=True, create=True), 0, b"x")
+
+
+CHANGES = [empty_root, remove_one, cut_one, replace_one, add_one]
+
+
+def with_data(store: MemoryStore, disk: MemoryDisk) -> OwnedShard:
+    """The first owner, which has committed a file."""
+    replica = replica_on(disk, store)
+    replica.open()
+    owned = claimed(replica, 0)
+    owned.disk.make_directory(f"{ROOT}/log")
+    write(owned, "log/0.seg", 1000)
+    return owned
+
+
+def has_it(owned: OwnedShard) -> bool:
+    return [(name, owned.disk.length(f"{ROOT}/log/{name}")) for name in owned.disk.names(f"{ROOT}/log")] == [
+        ("0.seg", 1000)
+    ]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_follower_whose_files_were_changed_makes_its_copy_anew_before_it_takes_over(
+    change: Callable[[MemoryDisk], None],
+) -> None:
+    store, disk = MemoryStore(), RebootedDisk()
+    first = with_data(store, RebootedDisk())
+    replica = replica_on(disk, store)
+    replica.open()
+    replica.restore()
+    replica.poll(sys.maxsize)
+    change(disk)
+    with pytest.raises(OperationMismatch, match="somebody else has changed files below /node/shards/000"):
+        claimed(replica, 1)
+    manifest = replica.manifest()
+    assert manifest is not None
+    assert manifest.manifest.epoch == 1, "who lacks files takes the shard from nobody"
+    replica.drop()
+    owned = claimed(replica, 1)
+    assert has_it(owned)
+    for each in (first, owned):
+        each.writer.close()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_former_owner_whose_files_were_changed_makes_its_copy_anew(change: Callable[[MemoryDisk], None]) -> None:
+    store, disk = MemoryStore(), RebootedDisk()
+    replica = replica_on(disk, store)
+    owned = with_data(store, disk)
+    owned.writer.close()
+    replica.open()
+    replica.follow_released(owned)
+    assert replica.poll(sys.maxsize) == 0
+    change(disk)
+    with pytest.raises(OperationMismatch):
+        claimed(replica, 1)
+    replica.drop()
+    again = claimed(replica, 1)
+    assert has_it(again)
+    again.writer.close()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_files_that_were_changed_while_the_node_was_stopped_are_noticed(change: Callable[[MemoryDisk], None]) -> None:
+    store, disk = MemoryStore(), RebootedDisk()
+    with_data(store, RebootedDisk()).writer.close()
+    replica = replica_on(disk, store)
+    replica.open()
+    replica.restore()
+    replica.poll(sys.maxsize)
+    replica.note_state(clean=True)
+    change(disk)
+    again = replica_on(disk, store)
+    again.open()
+    assert not again.is_restored
+
+
+def test_a_follower_notices_by_itself_that_files_are_missing() -> None:
+    store, disk, now = MemoryStore(), RebootedDisk(), [0.0]
+    with_data(store, RebootedDisk()).writer.close()
+    replica = ShardReplica(store, disk, ShardPlace("test", "n1", "/node"), now_us=lambda: 1, clock=lambda: now[0])
+    replica.open()
+    replica.restore()
+    replica.poll(sys.maxsize)
+    disk.remove_directory("/node")
+    replica.poll(sys.maxsize)
+    now[0] += 10
+    with pytest.raises(OperationMismatch, match="missing"):
+        replica.poll(sys.maxsize)
+    replica.restore()
+    replica.poll(sys.maxsize)
+    assert disk.length(f"{ROOT}/log/0.seg") == 1000
+
+
+def test_an_owner_begins_no_file_anew_that_somebody_else_has_removed() -> None:
+    store, disk = MemoryStore(), RebootedDisk()
+    with_data(store, RebootedDisk()).writer.close()
+    replica = replica_on(disk, store)
+    replica.open()
+    owned = claimed(replica, 1)
+    disk.remove(f"{ROOT}/log/0.seg")
+    with pytest.raises(NotServing, match="is missing"):
+        owned.disk.open(f"{ROOT}/log/0.seg", write=True, create=True)
+    assert owned.disk.damaged == {"log/0.seg": "somebody else has removed it"}
+    replica.follow_released(owned)
+    assert not replica.is_restored
+    owned.writer.close()

@@ -82,7 +82,10 @@ class CheckpointSchedule:
         self._bytes = 0
         """Of the log, at the last checkpoint."""
         self._objects = 0
-        self._last_s = clock() - _age_s(owned, now_us())
+        self.last_us = _found_us(owned)
+        """When the last checkpoint was stored, by this owner or one before, as time of day; 0: none was."""
+        # Owners that change often must not put the next one off.
+        self._last_s = clock() - (max(now_us() - self.last_us, 0) / 1e6 if self.last_us else 0.0)
         self._position = checkpoint_position(owned.stored.manifest.checkpoint)
         """Of the last checkpoint."""
         self._inherited = inherited_objects(owned)
@@ -93,8 +96,6 @@ class CheckpointSchedule:
         self._blocked_s = 0.0, 0.0
         """When a follower first and last said that it is blocked, without a gap and a checkpoint in between."""
         self._pause = RetryPause(clock)
-        self.last_us = 0
-        """When the last checkpoint was stored, as time of day; 0: none was."""
         self.made = 0
         self.failures = 0
         self._thread = threading.Thread(target=self._run, name="headrace-checkpoints", daemon=True)
@@ -110,8 +111,8 @@ class CheckpointSchedule:
             self._thread.join(_JOIN_S)
 
     def age_s(self) -> float | None:
-        """How long ago the last checkpoint was stored by this owner; None if none was."""
-        return self._clock() - self._last_s if self.made else None
+        """How long ago the last checkpoint was stored, by this owner or one before; None if none was."""
+        return self._clock() - self._last_s if self.last_us else None
 
     def want_beyond(self, position: Position) -> None:
         """Store a checkpoint soon if the last is not behind a position: a follower cannot get any further than that."""
@@ -176,7 +177,7 @@ def inherited_objects(owned: OwnedShard) -> int:
     )
 
 
-def _age_s(owned: OwnedShard, now_us: int) -> float:
-    """How old the checkpoint is that an owner has found: owners that change often must not put the next one off."""
+def _found_us(owned: OwnedShard) -> int:
+    """When the checkpoint was made that an owner has found, as time of day; 0 if there is none."""
     name = owned.stored.manifest.checkpoint
-    return max(now_us - parse_checkpoint_name(name).time_us, 0) / 1e6 if name else 0.0
+    return parse_checkpoint_name(name).time_us if name else 0

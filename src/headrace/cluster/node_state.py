@@ -34,6 +34,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     """The position of the seal of each earlier epoch."""
     log_size: list[LogPart] = []
     """The sizes of the last parts of the log up to the position."""
+    listing: str = ""
+    """The digest of the names and lengths of all files, if clean: others mean that somebody has changed them."""
 
 
 _encoder = msgspec.json.Encoder()

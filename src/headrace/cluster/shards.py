@@ -27,6 +27,7 @@ from headrace.storage.replicated.disk import ReplicatedDisk
 from headrace.storage.replicated.epochs import StoredManifest, check_store, checkpoint_position, claim, read_manifest
 from headrace.storage.replicated.following import FollowerBehind, ShardFollower
 from headrace.storage.replicated.keys import Position, ShardKeys
+from headrace.storage.replicated.listing import CopyListing, found_lengths
 from headrace.storage.replicated.log_size import LogSize
 from headrace.storage.replicated.operations import OPERATIONS, WalHeader, decode_header, encode_object
 from headrace.storage.replicated.restore import restore_newest
@@ -43,6 +44,8 @@ DISK_FAULTS = (OSError, DiskFull, LogNotFound, TooManyFiles)
 """Errors of the node's own disk, DiskFailed among them; those of a store are StoreUnavailable."""
 
 
+_CHECK_S = 10.0
+"""How often a follower looks whether all files of its copy are there."""
 _DAMAGED_MAX = 4
 """A file that is found damaged as often, although it was compared with the store each time, is damaged there."""
 
@@ -125,6 +128,8 @@ class ShardReplica:
         """How far the directory has the log; any thread may look."""
         self.seen = Position(0, 0)
         """The highest position that this node has seen."""
+        self._checked_s = clock()
+        """When all files were last found to be there."""
         self.problem = ""
         """Why the copy cannot get any further, which is a fault of the store; empty: it can."""
 
@@ -142,11 +147,20 @@ class ShardReplica:
         self.seen, self.position = seen_position(state), Position(*state.applied) if state.whole else Position(0, 0)
         found = check_store(self._store, self.keys, self.seen)
         if state.clean and state.boot and state.boot == self._disk.boot_id().hex():
-            self._follow(Position(*state.applied), state.bindings, state.seals, LogSize(state.log_size))
-            if self._follower is not None and self._follower.is_behind(found):
-                self._follower = None
+            self._go_on(state, found)
         self.note_state(clean=False)
         return found
+
+    def _go_on(self, state: NodeState, found: StoredManifest | None) -> None:
+        """Follow from where the last process stopped in order, if nobody has touched its files since."""
+        listing = CopyListing(found_lengths(self._disk, self._place.root))
+        if listing.digest() != state.listing:
+            return
+        self._follow(
+            Position(*state.applied), state.bindings, state.seals, LogSize(state.log_size), lengths=listing.lengths
+        )
+        if self._follower is not None and self._follower.is_behind(found):
+            self._follower = None
 
     @property
     def is_restored(self) -> bool:
@@ -156,6 +170,7 @@ class ShardReplica:
     def restore(self) -> None:
         """Give the directory the state of the newest checkpoint, by comparison, and follow from there."""
         self.drop()
+        self._disk.make_directory(self._place.directory, private=True)  # it may have been removed
         if self.seen > Position(1, 0) and self.manifest() is None:
             raise StoreWentBack(
                 f"{self.keys.manifest} is missing, though this node has seen {self.seen}: put it back from a backup"
@@ -184,7 +199,15 @@ class ShardReplica:
             self._note(self._follower.position)
         if applied < limit:
             self._learn_damage()
+            self._check_files()
         return applied
+
+    def _check_files(self) -> None:
+        """Look from time to time whether all files are there, rather than when this copy is needed."""
+        assert self._applier is not None
+        if self._clock() - self._checked_s >= _CHECK_S:
+            self._applier.check()
+            self._checked_s = self._clock()
 
     def claim(
         self, nonce: str, addresses: tuple[str, ...], expected: int, on_fenced: Callable[[], None]
@@ -198,8 +221,10 @@ class ShardReplica:
         if self._follower is None:
             self.restore()
         assert self._follower is not None
+        assert self._applier is not None
         self.poll(sys.maxsize)
         self._follower.check_end()  # who cannot get to the end takes the shard from nobody who can
+        self._applier.check()  # nor who lacks files
         stored = claim(
             self._store, self.keys, node=self._place.node, addresses=addresses, nonce=nonce, expected=expected
         )
@@ -209,8 +234,10 @@ class ShardReplica:
         self._follower.seal_older(epoch, secret, self._now_us())
         self._note(self._follower.position)
         self._learn_damage()
+        self._applier.check()
         self._begin_epoch(epoch, secret)
         seals, log_size = dict(self._follower.seals), self._follower.log_size
+        lengths = self._applier.listing.lengths
         self.drop()
         writer = self._new_writer(
             self._store,
@@ -222,7 +249,7 @@ class ShardReplica:
             position=1,
             on_fenced=on_fenced,
         )
-        disk = ReplicatedDisk(self._disk, self._place.root, writer, trash=self._place.trash)
+        disk = ReplicatedDisk(self._disk, self._place.root, writer, trash=self._place.trash, lengths=lengths)
         disk.known_damage = self._known_damage
         return OwnedShard(epoch, stored, disk, writer, seals, log_size)
 
@@ -243,7 +270,7 @@ class ShardReplica:
             self.note_damage(owned.disk.damaged)
             return
         owned.log_size.add(owned.writer.committed, owned.writer.statistics().bytes)
-        self._follow(owned.writer.committed, {}, owned.seals, owned.log_size)
+        self._follow(owned.writer.committed, {}, owned.seals, owned.log_size, lengths=owned.disk.lengths())
 
     def drop(self) -> None:
         """Forget how far the directory has the log: it is in doubt, or about to be changed by a broker."""
@@ -295,6 +322,7 @@ class ShardReplica:
             bindings=self._applier.bindings if trusted and self._applier is not None else {},
             seals=dict(follower.seals) if trusted and follower is not None else {},
             log_size=follower.log_size.parts if trusted and follower is not None else [],
+            listing=self._applier.listing.digest() if trusted and self._applier is not None else "",
         )
         write_state(self._disk, self._place.directory, self._state)
 
@@ -306,8 +334,16 @@ class ShardReplica:
         """Remember what this node, as the owner, has committed."""
         self._note(position)
 
-    def _follow(self, position: Position, bindings: dict[int, str], seals: dict[int, int], log_size: LogSize) -> None:
-        self._applier = Applier(self._disk, self._place.root, bindings)
+    def _follow(
+        self,
+        position: Position,
+        bindings: dict[int, str],
+        seals: dict[int, int],
+        log_size: LogSize,
+        *,
+        lengths: dict[str, int],
+    ) -> None:
+        self._applier = Applier(self._disk, self._place.root, bindings, lengths)
         self._follower = ShardFollower(self._store, self.keys, self._applier, position, seals, self.seen, log_size)
         self._note(position)
 

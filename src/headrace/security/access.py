@@ -106,7 +106,8 @@ class SessionAccess:
         """The same whether the named thing exists or not."""
         who = self._authorizer.identity
         told = "/".join(name for name in names if name)
-        what = f"{verb} the {resource} {told}" if told else f"{verb} the {resource}"
+        named = f"{resource} {told}" if told else resource
+        what = f"{verb} the {named}"
         details = {"verb": verb, "resource": resource, "name": told}
         if who.name == ANONYMOUS.name:
             return NotAuthenticated(
@@ -119,7 +120,7 @@ class SessionAccess:
                 **details,
             )
         return Forbidden(
-            f"{who.name} may not {what}: `headrace auth can {who.name} {verb} {resource} {told}` explains it, and an "
+            f"{who.name} may not {what}: `headrace auth can {who.name} {verb} {named}` explains it, and an "
             "administrator can bind a role that allows it",
             **details,
         )

@@ -152,6 +152,13 @@ class Disk(ABC):
         """Whether an open file is still the one at its path."""
         return self.exists(file.path)
 
+    def length(self, path: str) -> int | None:
+        """The length of a file in bytes; None if there is none."""
+        try:
+            return self.size(self.open(path))
+        except LogNotFound:
+            return None
+
     @abstractmethod
     def boot_id(self) -> bytes: ...
     @abstractmethod
@@ -312,6 +319,11 @@ class LocalDisk(Disk):
         """Whether an open file or directory is still the one at its path."""
         found = self._status(file.path)
         return found is not None and os.path.samestat(found, os.fstat(file.fd))
+
+    def length(self, path: str) -> int | None:
+        """The length of a file in bytes, without opening it; None if there is none."""
+        found = self._status(path)
+        return None if found is None else found.st_size
 
     def boot_id(self) -> bytes:
         """Sixteen bytes that differ after unsynced writes may have been lost; none where that cannot be known."""

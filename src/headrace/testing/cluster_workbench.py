@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from headrace.broker.settings import BrokerSettings
 from headrace.model.errors import ConnectionFailed, Fenced, HeadraceError, NotServing, Timeout
 from headrace.model.request import Request
-from headrace.storage.replicated.checkpoint import walk
+from headrace.storage.replicated.listing import walk
 from headrace.storage.replicated.writer import WalWriter
 from headrace.storage.stores.memory import MemoryStore
 from headrace.storage.stores.store import SharedStore

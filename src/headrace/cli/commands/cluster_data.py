@@ -22,7 +22,7 @@ examples:
 Makes a new cluster of the data directory of a broker, which must be stopped: it verifies
 the directory, copies every file into the store, reads all of it back and compares, and
 copies the security definitions to where all nodes read them. The directory itself does
-not change. Then start nodes with the same --store and --cluster, each with an empty
+not change, but for its lock. Then start nodes with the same --store and --cluster, each with an empty
 --data directory. A cluster of that name must not exist yet. If the command is
 interrupted, run it again.
 

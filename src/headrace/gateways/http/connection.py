@@ -266,7 +266,9 @@ class HttpConnection(HttpToolsProtocol):
         return self._refusal is not None
 
     def refuse(self, error: HttpError, response: bytes = b"") -> None:
-        """Answer with a problem, or with a whole response that tells it, and close the connection."""
+        """Answer with a problem, or with a whole response that tells it, and close the connection; once."""
+        if self.is_refused:
+            return
         self._refusal = error
         started = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
         self._disconnect_cycles()

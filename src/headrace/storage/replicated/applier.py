@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from headrace.model.errors import LogNotFound
 from headrace.storage.disk import Disk, OpenFile
+from headrace.storage.replicated.listing import CopyListing, found_lengths
 from headrace.storage.replicated.operations import (
     CreateFile,
     MakeDirectory,
@@ -74,12 +75,27 @@ class Applier:
     a directory that exists, and to remove a file that does not, is no mismatch. One thread at a time.
     """
 
-    def __init__(self, disk: Disk, root: str, bindings: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        root: str,
+        bindings: Mapping[int, str] | None = None,
+        lengths: Mapping[str, int] | None = None,
+    ) -> None:
+        """`lengths` are those that the files must have; without them, they are right as they are."""
         self._disk = disk
         self._root = root
         self._bindings = FileBindings(bindings)
         self._files: OrderedDict[int, OpenFile] = OrderedDict()
         disk.make_directory(root, sync=False, private=True)
+        self.listing = CopyListing(found_lengths(disk, root) if lengths is None else lengths)
+        """The files that the directory must have."""
+
+    def check(self) -> None:
+        """Raise OperationMismatch if files are missing, too many or of other lengths: somebody else was there."""
+        found = self.listing.difference(self._disk, self._root)
+        if found:
+            raise OperationMismatch(found)
 
     @property
     def bindings(self) -> dict[int, str]:
@@ -108,13 +124,17 @@ class Applier:
         match operation:
             case Write(file_id, position, data):
                 self._disk.write(self._file(file_id), position, data)
+                self.listing.wrote(self._bindings.paths[file_id], position + len(data))
             case Zero(file_id, position, length):
                 self._disk.zero(self._file(file_id), position, length)
+                self.listing.wrote(self._bindings.paths[file_id], position + length)
             case Truncate(file_id, length):
                 self._disk.truncate(self._file(file_id), length)
+                self.listing.lengths[self._bindings.paths[file_id]] = length
             case CreateFile(file_id, path):
                 self._keep(file_id, self._disk.open(self._at(path), create=True))
                 self._bindings.bind(file_id, path)
+                self.listing.lengths[path] = 0
             case OpenExisting(file_id, path):
                 self._keep(file_id, self._disk.open(self._at(path), write=True))
                 self._bindings.bind(file_id, path)
@@ -127,8 +147,10 @@ class Applier:
                 self._disk.rename(self._at(source), self._at(target), sync=False)
                 self._files.clear()  # an open file knows its path, and the one replaced may be open
                 self._bindings.rename(source, target)
+                self.listing.renamed(source, target)
             case Remove(path):
                 self._disk.remove(self._at(path), sync=False)
+                self.listing.lengths.pop(path, None)
                 self._files.pop(self._bindings.remove(path) or 0, None)
             case MakeDirectory(path):
                 self._disk.make_directory(self._at(path), sync=False, private=True)
@@ -136,6 +158,7 @@ class Applier:
                 for file_id in self._bindings.remove_below(path):
                     self._files.pop(file_id, None)
                 self._disk.remove_directory(self._at(path))
+                self.listing.removed_below(path)
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"

@@ -6,7 +6,7 @@ that no kept checkpoint needs can therefore never be needed again, and a request
 ADR 69 has the argument in full.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ from headrace.storage.replicated.epochs import (
     set_checkpoint,
 )
 from headrace.storage.replicated.keys import Position, ShardKeys
+from headrace.storage.replicated.listing import walk
 from headrace.storage.replicated.retention import (
     choose_kept,
     collect_checkpoints_steps,
@@ -107,16 +108,6 @@ class DirectorySnapshot:
 
     def report_damage(self, file: StillFile, position: int, reason: str) -> None:
         """Take the damage over: there is no other copy."""
-
-
-def walk(disk: Disk, root: str, below: str = "") -> Iterator[tuple[str, bool]]:
-    """All paths below a directory with whether they are directories, each after the one that holds it."""
-    for name in disk.names(f"{root}/{below}" if below else root):
-        path = f"{below}/{name}" if below else name
-        is_directory = disk.is_directory(f"{root}/{path}")
-        yield path, is_directory
-        if is_directory:
-            yield from walk(disk, root, path)
 
 
 def load_checkpoint(store: SharedStore, keys: ShardKeys, name: str) -> Checkpoint | None:

@@ -9,8 +9,9 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
+from typing import NoReturn
 
 from headrace.model.errors import (
     Busy,
@@ -79,11 +80,19 @@ class ReplicatedDisk(Disk):
     is_replicated = True
 
     def __init__(
-        self, inner: Disk, root: str, writer: WalWriter, *, trash: str, backlog_bytes_max: int = BACKLOG_BYTES_MAX
+        self,
+        inner: Disk,
+        root: str,
+        writer: WalWriter,
+        *,
+        trash: str,
+        lengths: Mapping[str, int] | None = None,
+        backlog_bytes_max: int = BACKLOG_BYTES_MAX,
     ) -> None:
         """Replicate a directory, which has the state that all earlier operations of the shard have left.
 
         :param trash: a directory of the inner disk, outside the root, for files that a checkpoint still reads.
+        :param lengths: of all files in that state; without them, the directory has it as it is.
         """
         self._inner = inner
         self._root = root.rstrip("/")
@@ -94,7 +103,7 @@ class ReplicatedDisk(Disk):
         of_shard, of_epoch = (sha256(f"{writer.keys.root}{more}".encode()) for more in ("", f" epoch {writer.epoch}"))
         self._boot_id = of_shard.digest()[:_SHARD_BYTES] + of_epoch.digest()[: 16 - _SHARD_BYTES]
         self._lock = threading.Lock()
-        self._table = FileTable(inner, self._root)
+        self._table = FileTable(inner, self._root, lengths)
         self._ids = 0
         self._frozen: FrozenTree | None = None
         self.damaged: dict[str, str] = {}
@@ -130,14 +139,19 @@ class ReplicatedDisk(Disk):
             except DiskFull as error:
                 self._tell_failed(error)
                 raise
-            if create:
+            is_missing = create and relative in self._table.files
+            if is_missing:
+                entry = self._table.files[relative]
+            elif create:
                 entry = self._table.add(relative, 0)
                 self._bind(entry, CreateFile)
             else:
                 entry = self._table.files.get(relative) or self._table.add(relative, -1)
                 self._measure(entry, opened)
             entry.is_limited = relative.startswith(LIMITED_FOLDER)
-            return ReplicatedFile(self, opened, entry)
+        if is_missing:  # a log that is begun anew would be recorded, and become that of the shard
+            self._stop_damaged(relative, "is missing", "somebody else has removed it")
+        return ReplicatedFile(self, opened, entry)
 
     def close(self, fd: int) -> None:
         """Close a file of the inner disk by its number."""
@@ -394,8 +408,12 @@ class ReplicatedDisk(Disk):
         relative = self._relative(path)
         if relative is None or any(position in known for known in self.known_damage.get(relative, ())):
             return
-        error = NotServing(f"the local copy of {relative} is damaged at byte {position}: it is restored from the store")
+        self._stop_damaged(relative, f"is damaged at byte {position}", reason)
+
+    def _stop_damaged(self, relative: str, what: str, reason: str) -> NoReturn:
+        error = NotServing(f"the local copy of {relative} {what}: it is restored from the store")
         if not self.damaged:
+            path = self._below + relative
             logger.error("local copy damaged; restoring it from the store  path=%s reason=%s", path, reason)
         self.damaged[relative] = reason
         self._writer.abandon(error)
@@ -408,7 +426,12 @@ class ReplicatedDisk(Disk):
         if known:
             known[:] = [one for one in known if one.stop <= begin or one.start >= end]
 
-    # Checkpoints.
+    # Checkpoints, and the next epoch.
+
+    def lengths(self) -> dict[str, int]:
+        """The lengths of all files, with all that was recorded."""
+        with self._lock:
+            return self._table.lengths()
 
     def freeze(self) -> FrozenTree:
         """Freeze the tree for a checkpoint; FrozenTree says what that means. Only one at a time.

@@ -1,22 +1,35 @@
 """The files and directories of a replicated directory, as its owner knows them without looking at the disk."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from headrace.storage.disk import Disk
+from headrace.storage.replicated.listing import walk
 
 
 class FileEntry:
     """A file, whatever its path."""
 
-    __slots__ = ("data_end", "file_id", "frozen", "is_limited", "is_overwritten", "is_torn", "length", "path")
+    __slots__ = (
+        "data_end",
+        "file_id",
+        "found_length",
+        "frozen",
+        "is_limited",
+        "is_overwritten",
+        "is_torn",
+        "length",
+        "path",
+    )
 
-    def __init__(self, path: str, length: int = -1) -> None:
+    def __init__(self, path: str, length: int = -1, found_length: int | None = None) -> None:
         self.path: str | None = path
         """Relative to the root; None once it was removed or replaced: what is written to it then is in no replica."""
         self.file_id = 0
         """Its id in this epoch's operations; 0 before the first change."""
         self.length = length
         """In bytes; -1 for one that was not opened yet, and so is as the epoch found it."""
+        self.found_length = found_length
+        """The length with which the epoch found it, if that is known."""
         self.data_end = length
         """The end of what was written: all bytes from here to the length are zeros."""
         self.is_overwritten = False
@@ -68,20 +81,25 @@ class FrozenFile:
 class FileTable:
     """All files and directories below a root, by their paths relative to it."""
 
-    def __init__(self, disk: Disk, root: str) -> None:
-        """Look through the directory once; the lengths of its files are read when they are needed."""
+    def __init__(self, disk: Disk, root: str, lengths: Mapping[str, int] | None = None) -> None:
+        """Look through the directory once; where files are measured again is when they are first changed.
+
+        `lengths` are those of all files that are there: what else there should be is missing, whatever the disk says.
+        """
         self.files: dict[str, FileEntry] = {}
         self.directories: set[str] = set()
-        self._find(disk, root, "")
-
-    def _find(self, disk: Disk, root: str, below: str) -> None:
-        for name in disk.names(f"{root}/{below}".rstrip("/")):
-            path = f"{below}/{name}" if below else name
-            if disk.is_directory(f"{root}/{path}"):
+        for path, is_directory in walk(disk, root):
+            if is_directory:
                 self.directories.add(path)
-                self._find(disk, root, path)
             else:
                 self.files[path] = FileEntry(path)
+        for path, length in (lengths or {}).items():
+            self.files[path] = FileEntry(path, found_length=length)
+
+    def lengths(self) -> dict[str, int]:
+        """The lengths of all files, of those that are known."""
+        known = ((path, entry.found_length if entry.length < 0 else entry.length) for path, entry in self.files.items())
+        return {path: length for path, length in known if length is not None}
 
     def add(self, path: str, length: int) -> FileEntry:
         """Add a file."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from headrace.model.errors import CorruptFile, InvalidArgument
 from headrace.storage.disk import Disk, OpenFile
 from headrace.storage.replicated.applier import Applier, FileBindings, OperationMismatch
-from headrace.storage.replicated.checkpoint import NewPool, Progress, fetch_chunk, load_checkpoint, walk
+from headrace.storage.replicated.checkpoint import NewPool, Progress, fetch_chunk, load_checkpoint
 from headrace.storage.replicated.checkpoint_format import (
     Checkpoint,
     CheckpointFile,
@@ -20,6 +20,7 @@ from headrace.storage.replicated.checkpoint_format import (
 from headrace.storage.replicated.epochs import checkpoint_position, read_cluster, read_manifest
 from headrace.storage.replicated.following import FollowerBehind, ShardFollower
 from headrace.storage.replicated.keys import Position, ShardKeys
+from headrace.storage.replicated.listing import walk
 from headrace.storage.replicated.manifest import Manifest
 from headrace.storage.replicated.operations import (
     CreateFile,
@@ -167,7 +168,7 @@ def restore_newest(
         stored = read_manifest(store, keys)
         if stored is None or not stored.manifest.checkpoint:
             restorer.empty()
-            return ShardFollower(store, keys, Applier(disk, root))
+            return ShardFollower(store, keys, Applier(disk, root, lengths={}))
         # Checkpoints that follow each other quickly are deleted soon; those before are kept for longer.
         for name in usable_names(store, keys, stored.manifest)[::-1][: attempt + 1]:
             try:
@@ -250,7 +251,7 @@ def _restore_at(
         time_us = parse_checkpoint_name(fitting[-1]).time_us
     else:
         restorer.empty()
-        follower = ShardFollower(store, keys, Applier(disk, directory))
+        follower = ShardFollower(store, keys, Applier(disk, directory, lengths={}))
     start = follower.position
     _follow_to(follower, manifest, at)
     restorer.sync()
@@ -333,7 +334,9 @@ def _follow_checkpoint(
         raise CorruptFile(f"{keys.checkpoint(name)} in {store.location} holds the checkpoint of {checkpoint.position}")
     restorer.bring_to(checkpoint)
     bindings = {file_id: path_text(path) for file_id, path in checkpoint.bindings.items()}
-    return ShardFollower(store, keys, Applier(disk, root, bindings), checkpoint.position, dict(checkpoint.seals))
+    lengths = {path_text(file.path): file.length for file in checkpoint.files}
+    applier = Applier(disk, root, bindings, lengths)
+    return ShardFollower(store, keys, applier, checkpoint.position, dict(checkpoint.seals))
 
 
 def _follow_to(follower: ShardFollower, manifest: Manifest, at: int | Position | None) -> None:
@@ -361,7 +364,10 @@ def _follow_to(follower: ShardFollower, manifest: Manifest, at: int | Position |
         if sealed is not None and at == (at.epoch, sealed):
             return
         follower.check_end()
-        raise InvalidArgument(f"{follower.keys.root} has no position {at}: it ends at {follower.position}")
+        raise InvalidArgument(
+            f"{follower.keys.root} has no position {at}: the last epoch up to there ends at "
+            f"{follower.position}; `headrace restore --list` shows what can be restored"
+        )
     if not is_stopped and not isinstance(at, Position) and follower.position.epoch < end:
         follower.check_end()
 

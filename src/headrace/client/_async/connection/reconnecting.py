@@ -351,7 +351,9 @@ class AsyncReconnectingConnection:
                 self._endpoints.redirected(connection.target, error)
             if self._closed:
                 return
-            logger.warning("%s; connecting again", error)
+            # Of a broker inside this program only its end is heard, also when the program ends.
+            level = logging.WARNING if isinstance(self._endpoints.target, Address) else logging.DEBUG
+            logger.log(level, "%s; connecting again", error)
             self._reconnecting = spawn("reconnect", self._reconnect, Backoff())
 
     async def _reconnect(self, backoff: Backoff) -> None:
