@@ -618,7 +618,7 @@ def test_a_restore_to_every_position_has_the_state_of_that_moment() -> None:
         restored = restore_at(store, "test", 0, disk, "/new", time_us)
         assert restored.position in (position, Position(position.epoch + 1, 0))
         assert tree(disk, "/new") == states[position]
-    with pytest.raises(InvalidArgument, match="it ends at"):
+    with pytest.raises(InvalidArgument, match="the log up to that epoch ends at 3:"):
         restore_at(store, "test", 0, MemoryDisk(), "/new", Position(3, 1000))
 
 

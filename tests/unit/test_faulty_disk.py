@@ -107,6 +107,7 @@ def test_every_public_method_of_the_disk_is_known_here() -> None:
         "on_failure",  # its node's
         "kept_order_since",  # which compares boots
         "is_current",  # which only looks
+        "length",
         "report_damage",  # a replicated disk's
         "descriptors_max",
     }

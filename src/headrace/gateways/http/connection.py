@@ -189,6 +189,8 @@ class HttpConnection(HttpToolsProtocol):
         try:
             super().on_headers_complete()
         except httptools.HttpParserInvalidURLError:
+            if len(self.url) > HEAD_BYTES_MAX:  # it arrived in pieces, each of which was small enough
+                raise HttpError("head_too_large") from None
             raise HttpError("malformed_request", "the target of the request is no path") from None
         assert self.cycle is not None
         self.scope["state"]["cycle"] = self.cycle

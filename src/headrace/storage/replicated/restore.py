@@ -365,7 +365,7 @@ def _follow_to(follower: ShardFollower, manifest: Manifest, at: int | Position |
             return
         follower.check_end()
         raise InvalidArgument(
-            f"{follower.keys.root} has no position {at}: the last epoch up to there ends at "
+            f"{follower.keys.root} has no position {at}: the log up to that epoch ends at "
             f"{follower.position}; `headrace restore --list` shows what can be restored"
         )
     if not is_stopped and not isinstance(at, Position) and follower.position.epoch < end:
