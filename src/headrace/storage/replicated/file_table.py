@@ -82,9 +82,9 @@ class FileTable:
     """All files and directories below a root, by their paths relative to it."""
 
     def __init__(self, disk: Disk, root: str, lengths: Mapping[str, int] | None = None) -> None:
-        """Look through the directory once; where files are measured again is when they are first changed.
+        """Look through the directory once; a file is measured when it is first opened for writing.
 
-        `lengths` are those of all files that are there: what else there should be is missing, whatever the disk says.
+        `lengths` has all files that belong there, also those that are missing from the disk.
         """
         self.files: dict[str, FileEntry] = {}
         self.directories: set[str] = set()
