@@ -146,7 +146,7 @@ def test_a_certificate_out_of_its_time_is_refused(
         pytest.raises(errors.TlsFailed, match=told),
     ):
         attempt(url_of(server), ca=old.ca)
-    assert [record.message for record in caplog.records if told in record.message]
+    assert [record.getMessage() for record in caplog.records if told in record.getMessage()]
 
 
 def test_files_that_cannot_be_used_are_named(
@@ -475,7 +475,7 @@ def test_a_certificate_that_ends_soon_is_reported(ca: DevelopmentCa, caplog: pyt
         assert server._server.tls is not None
         (loaded,) = server._server.tls.certificates
         assert 9 < (loaded.not_after_s - time.time()) / 86_400 < 10
-    assert len([record for record in caplog.records if "expires soon" in record.message]) == 1
+    assert len([record for record in caplog.records if "expires soon" in record.getMessage()]) == 1
 
 
 # Settings.

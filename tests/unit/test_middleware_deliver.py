@@ -147,7 +147,7 @@ def test_a_message_for_which_middleware_fails_is_delivered_without_its_value(
     assert [(one.offset, one.value, one.key) for one in messages] == [(0, b"a", b"k"), (1, None, b"k"), (2, b"c", b"k")]
     assert messages[1].headers == {ERROR_HEADER: b"fussy"}
     assert messages[0].headers == {"a": b"1"}
-    assert len([one for one in caplog.records if "middleware failed" in one.message]) == 1
+    assert len([one for one in caplog.records if "middleware failed" in one.getMessage()]) == 1
     assert "secret" not in caplog.text
     assert "messages are delivered without their values" in caplog.text
     assert "nothing was stored" not in caplog.text

@@ -254,12 +254,12 @@ def test_a_middleware_that_misbehaves_refuses_the_batch(
         assert not caught.value.retryable
         assert caught.value.details["middleware"] == "wrong"
         assert "secret" not in str(caught.value)
-    assert len([one for one in caplog.records if "middleware failed" in one.message]) == 1
+    assert len([one for one in caplog.records if "middleware failed" in one.getMessage()]) == 1
     assert "secret" not in caplog.text
     bench.tick(61)
     with pytest.raises(MiddlewareFailed):
         bench.publish("orders", [b"1", b"2"])
-    assert len([one for one in caplog.records if "middleware failed" in one.message]) == 2
+    assert len([one for one in caplog.records if "middleware failed" in one.getMessage()]) == 2
     assert bench.values("orders") == []
 
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _MODES = ("append", "update", "complete")
-_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""PySpark's loggers that print every error with a Java stack trace."""
+_LOGGERS = [PySparkLogger.getLogger(name) for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger")]
+"""PySpark's loggers that print every error with a Java stack trace. Looked up once: each `getLogger` of PySpark changes
+the class of all loggers for a moment, and two threads in it at once leave it changed."""
 Session = SparkSession
 Frame = DataFrame
 """Aliases for callers that do not import PySpark."""
@@ -100,8 +101,7 @@ class StreamingStatement:
 @contextmanager
 def translate_errors() -> Iterator[None]:
     """Turn Spark's errors into Headrace errors with a one-sentence text."""
-    loggers = [PySparkLogger.getLogger(name) for name in _LOGGERS]
-    for logger in loggers:
+    for logger in _LOGGERS:
         logger.disabled = True
     try:
         yield
@@ -116,7 +116,7 @@ def translate_errors() -> Iterator[None]:
     except (PySparkException, Py4JError) as error:
         raise QueryFailed(problem_text(error)) from error
     finally:
-        for logger in loggers:
+        for logger in _LOGGERS:
             logger.disabled = False
 
 
