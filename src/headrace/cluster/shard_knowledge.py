@@ -1,5 +1,6 @@
 """What a node knows about its shard: the manifest, the records of the nodes, and when it saw them change."""
 
+import logging
 from typing import NamedTuple
 
 from headrace.cluster.claims import ANSWER_US, FollowerReport, FollowerView, rank_of
@@ -10,6 +11,8 @@ from headrace.cluster.peers import FollowerReports, OwnerLink
 from headrace.storage.replicated.epochs import StoredManifest
 from headrace.storage.replicated.keys import Position
 from headrace.storage.replicated.manifest import Manifest
+
+logger = logging.getLogger("headrace.cluster")
 
 LIVE_BEATS = 8
 """A node whose record has not changed for so many heartbeats is not counted among the live ones."""
@@ -94,12 +97,21 @@ class ShardKnowledge:
         if before is not None and (after is None or (after.epoch, after.change) < (before.epoch, before.change)):
             return False
         is_other = before is None or after is None or before.epoch != after.epoch or before.released != after.released
+        if before is not None and after is not None and before.epoch != after.epoch:
+            self._tell_if_passed_over(before, after)
         self.stored = stored
         if not is_other or (before is None and after is None and self.manifest_us):
             return False
         self.manifest_us = now_us
         self._owner_read_us = 0
         return True
+
+    def _tell_if_passed_over(self, before: Manifest, after: Manifest) -> None:
+        """Log that another node has claimed a shard that was handed to this one."""
+        node = self._settings.node
+        if before.released and before.successor == node and after.owner != node:
+            reason = self._held_reason if self.is_held_off else "this node did not claim it in time"
+            logger.warning("another node took over  node=%s owner=%s reason=%s", node, after.owner, reason)
 
     def take_round(self, found: BeatRound) -> None:
         """Take the records that a round of the heartbeat has read."""
