@@ -1,7 +1,6 @@
 """The nodes of the example: `headrace serve` processes of one cluster, which are killed and started again."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -10,7 +9,7 @@ from types import TracebackType
 
 import headrace
 from headrace.errors import HeadraceError
-from local_postgres import HOST, free_port
+from local_postgres import HOST, free_port, interrupted_later
 
 CLUSTER = "example"
 _READY_S = 60.0
@@ -53,16 +52,17 @@ class LocalNodes:
         command = [sys.executable, "-m", "headrace", "serve", "--data", str(home / "data"), "--node", name]
         command += ["--host", HOST, "--port", str(self._ports[name]), "--http-address", f"{HOST}:0"]
         command += ["--cluster", CLUSTER, "--store", self._store]
-        with (home / "log").open("ab") as log:
+        with (home / "log").open("ab") as log, interrupted_later():
             self._running[name] = subprocess.Popen(
                 command, env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
     def kill(self, name: str) -> None:
         """End a node as a power failure does: nothing is written, nobody is told."""
-        process = self._running.pop(name)
-        process.send_signal(signal.SIGKILL)
+        process = self._running[name]
+        process.kill()
         process.wait()
+        del self._running[name]
 
     def wait_until_followed(self) -> None:
         """Wait until one node serves, and all others follow it."""

@@ -1,11 +1,14 @@
 """A PostgreSQL server for the example: found on this machine, never run as root, and gone afterwards."""
 
+import contextlib
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -45,7 +48,7 @@ class LocalPostgres:
         command = [*self._as_user, str(self._programs / "postgres"), "-D", str(self._data), "-p", str(self._port)]
         for name, value in _SETTINGS.items():
             command += ["-c", f"{name}={value}"]
-        with (self._data / "server.log").open("wb") as log:
+        with (self._data / "server.log").open("wb") as log, interrupted_later():
             # A session of its own: Ctrl-C is for the example, which stops the server last.
             self._process = subprocess.Popen(
                 command, cwd=self._data, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -55,7 +58,7 @@ class LocalPostgres:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._process is not None:
-            self._process.terminate()
+            self._process.send_signal(signal.SIGINT)  # SIGTERM would wait until the last client has gone
             self._process.wait()
 
     def _wait(self) -> None:
@@ -97,6 +100,19 @@ def _not_as_root() -> list[str]:
 def _unprivileged() -> pwd.struct_passwd:
     names = {user.pw_name for user in pwd.getpwall()}
     return pwd.getpwnam("postgres" if "postgres" in names else "nobody")
+
+
+@contextlib.contextmanager
+def interrupted_later() -> Iterator[None]:
+    """Have Ctrl-C wait for the end of the block, so that no process is started that nobody knows of."""
+    arrived: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if arrived:
+        raise KeyboardInterrupt
 
 
 def free_port() -> int:
