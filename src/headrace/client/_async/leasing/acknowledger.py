@@ -291,10 +291,15 @@ class AsyncAcknowledger:
         deadline: float,
         lost: bool,
     ) -> None:
-        """Repeat a request over another connection; ignores refusals of messages that the first attempt settled."""
+        """Repeat a request over other connections; ignores refusals of messages that an earlier attempt settled."""
         answer: Settlement | HeadraceError
+
+        def in_doubt() -> None:
+            nonlocal lost
+            lost = True
+
         try:
-            settlement = await self._broker.request(head, body, timeout=deadline - now())
+            settlement = await self._broker.request(head, body, timeout=deadline - now(), on_doubt=in_doubt)
             if lost:
                 done = _DONE_BEFORE[type(head)]
                 settlement.refused = [refusal for refusal in settlement.refused if refusal.code not in done]

@@ -2,6 +2,7 @@
 
 import logging
 import weakref
+from collections.abc import Callable
 from copy import copy
 from functools import partial
 from typing import Protocol
@@ -134,9 +135,10 @@ class ReconnectingConnection:
         timeout: float | None = None,
         repeat: bool = True,
         late: LateCallback[AnswerType] | None = None,
+        on_doubt: Callable[[], None] | None = None,
     ) -> AnswerType:
         """Send a request, and wait for its answer; all as in `request_with_body`."""
-        answer, _ = self.request_with_body(request, body, timeout=timeout, repeat=repeat, late=late)
+        answer, _ = self.request_with_body(request, body, timeout=timeout, repeat=repeat, late=late, on_doubt=on_doubt)
         return answer
 
     def request_with_body(
@@ -147,12 +149,14 @@ class ReconnectingConnection:
         timeout: float | None = None,
         repeat: bool = True,
         late: LateCallback[AnswerType] | None = None,
+        on_doubt: Callable[[], None] | None = None,
     ) -> tuple[AnswerType, Bytes]:
         """Send a request, and wait for the answer and its body.
 
         The request is sent again after a broken connection if that does no harm (`repeat`), and whenever the broker
         says that it did nothing and the client may try again; all within the time-out. An answer that comes when nobody
-        waits for it any more goes to `late`.
+        waits for it any more goes to `late`. `on_doubt` is called before it is sent again though it may have taken
+        effect.
         """
         timeout = self.timeout if timeout is None else timeout
         deadline, backoff = now() + timeout, Backoff()
@@ -170,9 +174,13 @@ class ReconnectingConnection:
                 wait_s = self._endpoints.pause_s(backoff.next_s())
                 if not repeat or now() + wait_s >= deadline:
                     raise
+                if on_doubt is not None:
+                    on_doubt()
             except ConnectionFailed:
                 if not repeat or self._closed:
                     raise
+                if on_doubt is not None:
+                    on_doubt()
                 continue  # `get` waits until there is another connection
             with self._monitor.guard:
                 self._monitor.wait(wait_s)
