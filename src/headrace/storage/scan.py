@@ -1,6 +1,7 @@
 """Scans stored bytes batch by batch, and resynchronises after damage."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from headrace.model.batch import HEADER_BYTES, MAGIC, Batch, parse
@@ -70,7 +71,10 @@ def scan(
     be reached. After damage, batches with offsets beyond `stop` or `limit` are rejected.
     """
     limit = stop if limit is None else limit
-    view = source.view(position + 1) if position < size else memoryview(b"")
+    view = memoryview(b"")
+    if position < size:
+        with suppress(InvalidBatch):  # the file was cut: the first batch is damaged
+            view = source.view(position + 1)
     while position < size and (stop is None or offset < stop):
         try:
             batch = batch_at(source, view, position, offset)
@@ -181,6 +185,8 @@ def _batches_in(source: ByteSource, position: int, size: int) -> Iterator[tuple[
     """Everything in these bytes that looks like a whole batch, wherever it begins."""
     while position < size:
         chunk = source.read(position, min(_CHUNK_BYTES, size - position))
+        if not chunk:
+            return  # the file was cut
         at = chunk.find(MAGIC)
         while at >= 0:
             batch = _whole_batch(source, position + at, size)
