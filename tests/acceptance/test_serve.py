@@ -20,7 +20,7 @@ from tests.known import ENVIRONMENT
 from tests.native_client import NativeClient
 
 from headrace.model.batch import Columns, encode, parse
-from headrace.model.errors import Draining, LimitExceeded
+from headrace.model.errors import CorruptBatch, Draining, LimitExceeded
 from headrace.model.reading import Fetch, StreamOpen
 from headrace.model.requests import Commit, Info, PartitionOffset, Publish, TopicCreate
 from headrace.server import EmbeddedServer
@@ -320,6 +320,27 @@ def test_second_signal_ends_the_waiting(environment: dict[str, str], data: Path)
         assert other.receive().kind == Kind.DRAIN
         server.process.send_signal(signal.SIGTERM)
         assert "finished=False" in server.ended(143)
+
+
+def test_a_file_that_is_cut_under_its_mapping_is_mapped_again(environment: dict[str, str], data: Path) -> None:
+    with serving(environment, "--data", str(data)) as server, server.client() as client:
+        client.ask(Publish("orders", 0), batch(bytes(1 << 20)))
+        assert values(client, "orders") == [bytes(1 << 20)]  # it is mapped now, and where the batch lies is known
+        (segment,) = data.glob("topics/*/0/*.seg")
+        os.truncate(segment, 0)
+        with pytest.raises(EOFError):
+            values(client, "orders")
+        with pytest.raises(CorruptBatch, match="the file ends inside the batch"):
+            values(server.client(), "orders")
+        log = server.end()
+        assert log.count("stored messages could not be sent: a file was cut, or the disk cannot read it") == 1
+
+
+def test_a_memory_error_of_the_system_leaves_a_stack_on_stderr(environment: dict[str, str], data: Path) -> None:
+    with serving(environment, "--data", str(data)) as server:
+        log = server.end(signal.SIGBUS, -signal.SIGBUS)
+        assert "Fatal Python error: Bus error" in log
+        assert "in serve" in log
 
 
 def test_server_goes_on_when_nobody_reads_its_output(environment: dict[str, str], data: Path) -> None:

@@ -1,5 +1,6 @@
 """Bits that flip on a node's own disk, which is only a cache of the store: nothing is lost, and nothing follows."""
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -130,6 +131,16 @@ def test_readers_of_a_damaged_owner_get_every_message(start: Start) -> None:
         assert found == values
     assert a.log.read_text().count(DAMAGED) == 2
     assert "damaged messages" not in a.log.read_text()
+
+
+@pytest.mark.parametrize("share", [0.4, 0], ids=["cut", "empty"])
+def test_readers_of_an_owner_whose_files_are_cut_get_every_message(start: Start, share: float) -> None:
+    a = start("a", *SELDOM)
+    values = fill(a, "orders", range(1000))
+    for path in (a.data / "shards/000/topics").rglob("*.seg"):
+        os.truncate(path, int(len(path.read_bytes().rstrip(b"\0")) * share))
+    assert values_of([a], "orders") == values
+    assert a.log.read_text().count(DAMAGED) == 1
 
 
 def test_readers_over_http_of_a_damaged_owner_are_told_nothing_wrong(start: Start) -> None:

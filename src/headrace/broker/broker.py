@@ -1,5 +1,6 @@
 """The broker's façade: every gateway calls `Broker.ask`."""
 
+import errno
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, TypeAlias, TypeVar
@@ -367,6 +368,13 @@ class Broker:
         """Lease to a session again."""
         self._standing.resume(session)
         self._requests.resume(session, self._turns.now_us)
+
+    def sending_failed(self, error: Exception | None) -> None:
+        """A connection was lost by this error, which may be the only sign of a stored file that cannot be read."""
+        if isinstance(error, OSError) and error.errno == errno.EFAULT:
+            self._store.map_again()
+            text = "stored messages could not be sent: a file was cut, or the disk cannot read it; try headrace verify"
+            self._ledger.failures.note("sending", error, text)
 
     def disconnect(self, session: Session, now_us: int) -> None:
         """The connection is gone; members of groups that were reached through it have time to come back."""

@@ -82,6 +82,10 @@ class Store:
         log = self._open_own(name, _STAGING_SETTINGS)
         return Partition(log, Producers().save(log.next_offset))  # no producers: there is nothing to read from the log
 
+    def map_again(self) -> None:
+        """Drop all mappings of files: one of them could not be read."""
+        self._host.map_again()
+
     def close(self) -> None:
         """End the threads that sync."""
         self._host.close()

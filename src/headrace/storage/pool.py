@@ -48,6 +48,11 @@ class Pool(Generic[K, V]):
         with self._lock:
             self._values.pop(key, None)
 
+    def clear(self) -> None:
+        """Remove all values."""
+        with self._lock:
+            self._values.clear()
+
     def evict_half(self) -> bool:
         """Evict the less recently used half; returns whether there was any value."""
         with self._lock:

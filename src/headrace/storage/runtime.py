@@ -67,6 +67,10 @@ class StorageRuntime:
         self.views.drop(segment)
         self.indexes.drop(segment)
 
+    def map_again(self) -> None:
+        """Drop all mappings: a file may be shorter than it was when it was mapped."""
+        self.views.clear()
+
     def close(self) -> None:
         """End the threads after their jobs."""
         self.flusher.stop()

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import faulthandler
 import gc
 import logging
 import os
@@ -28,6 +29,7 @@ _FILES_SPARE = 512
 """File descriptors reserved for segments, listening sockets and everything else that is not a connection."""
 _YOUNG_OBJECTS_MAX = 10_000
 """The threshold of Python's garbage collector: more objects than concurrent requests of many clients allocate."""
+_STDERR = 2
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _METAVARS = {
@@ -139,6 +141,7 @@ def serve(given: argparse.Namespace, out: Output, interrupts: Interrupts) -> int
         out.tell(configuration.as_dict(), *configuration.as_toml().splitlines())
         return 0
     log_to_stderr(configuration.settings.log_level, configuration.settings.log_format)
+    faulthandler.enable(_STDERR)  # a file that is cut under its mapping ends the process with SIGBUS
     _make_room_for_connections(configuration.settings.connections_max)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_serve(configuration, out))

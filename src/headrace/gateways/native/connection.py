@@ -192,8 +192,9 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._broker.resume(self._session)
         self._gateway.call_soon(self._catch_up)
 
-    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 the reason changes nothing
+    def connection_lost(self, error: Exception | None) -> None:
         """Release everything that belongs to a closed connection."""
+        self._broker.sending_failed(error)
         self._ending = True
         self._out.close()
         self._release()
