@@ -110,7 +110,10 @@ def holds_off(stage: Stage) -> None:
         (served_a_moment_ago, "it is not connected to this node as a follower"),
         (restores, "it is restoring"),
         (is_blocked, "it is blocked"),
-        (holds_off, "its disk, its last claim or its serving has failed a moment ago"),
+        (
+            holds_off,
+            "its disk, its last claim or its serving has failed a moment ago, or its certificate is not valid now",
+        ),
     ],
 )
 def test_a_live_node_that_is_not_able_yet_is_worth_another_try(stage: Stage, state: Any, why: str) -> None:

@@ -524,7 +524,8 @@ class ClusterNode:
         """What to do next about a shard that this node follows."""
         if not self.knowledge.has_looked:
             return Wait(0, "")
-        copy = CopyState(self.replica.position, self.replica.is_restored, self.drained, self.replica.problem)
+        drained = self.drained or not self._host.is_reachable()
+        copy = CopyState(self.replica.position, self.replica.is_restored, drained, self.replica.problem)
         return decide_follower(self.knowledge.follower_view(self.link, copy), monotonic_us())
 
     def _adopt_manifest(self, stored: StoredManifest | None, now_us: int) -> None:
@@ -607,7 +608,7 @@ class ClusterNode:
             settings.node,
             epoch=position.epoch,
             objects=position.objects,
-            role=RESTORING if self.knowledge.is_held_off else self.role,
+            role=self.role if self._host.is_reachable() and not self.knowledge.is_held_off else RESTORING,
             version=settings.version,
             format_max=settings.format_max,
             drained=self.drained,

@@ -30,6 +30,9 @@ class NodeSettings(NamedTuple):
 class ShardHost(Protocol):
     """What serves a shard, and answers clients while it does not: the server around the node."""
 
+    def is_reachable(self) -> bool:
+        """Whether clients could connect if this node served; a node that is not takes over only if no other does."""
+
     async def start_serving(self, owned: OwnedShard) -> None:
         """Serve clients from the shard's directory, by its replicated disk."""
 

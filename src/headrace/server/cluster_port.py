@@ -215,7 +215,7 @@ class ServingNode:
         role = self._node.knowledge.watch.records[name].role
         if role in (RESTORING, BLOCKED):
             return f"it is {role}"
-        return "its disk, its last claim or its serving has failed a moment ago"
+        return "its disk, its last claim or its serving has failed a moment ago, or its certificate is not valid now"
 
     def upgrade(self) -> PendingAnswer[ClusterUpgraded]:
         """Write the newest format that this node knows, if every live node knows it."""

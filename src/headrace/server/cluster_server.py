@@ -102,6 +102,8 @@ class ClusterServer:
         self._check_token()
         self._lock = DirectoryLock(self._disk, data)
         try:
+            if self.tls is not None:
+                self.tls.start()
             await until_answered(lambda: run_on_thread(partial(self._open_definitions, addresses)), self._start_s)
             await self._listen(addresses)
             told = self._node_settings(data)
@@ -242,6 +244,10 @@ class ClusterServer:
 
     # What the node calls.
 
+    def is_reachable(self) -> bool:
+        """Whether clients accept the certificate of this node."""
+        return self.tls is None or self.tls.certificates[0].is_valid(time.time())
+
     async def start_serving(self, owned: OwnedShard) -> None:
         """Serve the shard."""
         assert self.node is not None
@@ -258,7 +264,7 @@ class ClusterServer:
         )
         port = ServingNode(node, owned, self._checkpoints, monotonic_us, self._spawn)
         assert self._standby is not None
-        shard = ServedShard(port, self._all_nodes, port.collect, self._sockets, self._standby.stop_accepting)
+        shard = ServedShard(port, self._all_nodes, port.collect, self._sockets, self._standby.stop_accepting, self.tls)
         own = {"cluster": "", "store": "", "node": "", "zone": "", "advertise": [], **dict.fromkeys(PEER_SETTINGS, "")}
         settings = msgspec.structs.replace(
             given,

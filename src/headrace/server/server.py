@@ -98,6 +98,8 @@ class ServedShard(NamedTuple):
     """Listen on the addresses; the gateways accept connections on duplicates of them."""
     before_accepting: Callable[[], None]
     """Lets the node accept no more connections on them."""
+    tls: "TlsCertificates | None"
+    """The node's certificates, which it watches for as long as it lives; None without TLS."""
 
 
 class Server:
@@ -132,6 +134,8 @@ class Server:
         """The Unix socket on which the native gateway listens, if there is one."""
         self.tls: TlsCertificates | None = None
         """The certificates in use; None without TLS."""
+        self._own_tls: TlsCertificates | None = None
+        """Those that are watched by this server: not those of a node."""
         self._authenticate = authenticate
         self._open_definitions = definitions
         self._shard = shard
@@ -153,7 +157,8 @@ class Server:
         addresses = listen_addresses(settings)
         # Before the data is opened: an unknown scheme or a broken certificate changes nothing there.
         factories = load_gateways(addresses)
-        self.tls = _load_certificates(settings)
+        self._own_tls = None if self._shard is not None else _load_certificates(settings)
+        self.tls = self._own_tls if self._shard is None else self._shard.tls
         self._authenticate = self._authenticate or load_authenticator(settings.authenticator)
         try:
             broker = self._open()
@@ -168,8 +173,9 @@ class Server:
                 self._shard.before_accepting()
             for factory, named in factories.items():
                 self.listening += await start_gateway(factory, context, named, self._add_gateway)
+            if self._own_tls is not None:
+                self._own_tls.start()
             if self.tls is not None:
-                self.tls.start()
                 broker.metrics.add(self.tls.collect)
             self.addresses, self.socket_path = self.native.tcp_addresses, self.native.socket_path
             limits = {"connections_max": self._connections_max, "topics_max": settings.topics_max}
@@ -250,8 +256,8 @@ class Server:
         The disk must refuse everything by now. It blocks while a thread of the broker waits for the shared store.
         """
         self.abort_connections()
-        if self.tls is not None:
-            self.tls.stop()
+        if self._own_tls is not None:
+            self._own_tls.stop()
         try:
             self._close_broker()
         except (HeadraceError, OSError) as error:
@@ -433,8 +439,8 @@ class Server:
 
     def _close(self) -> None:
         """Close everything that is open, whether the server has started or not."""
-        if self.tls is not None:
-            self.tls.stop()
+        if self._own_tls is not None:
+            self._own_tls.stop()
         tell_gateways(self.gateways, lambda gateway: gateway.close())
         tell_gateways(self.gateways, lambda gateway: gateway.abort())
         self._close_broker()
