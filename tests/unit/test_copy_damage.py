@@ -74,6 +74,22 @@ def test_damage_is_in_no_checkpoint(shard: OwnerOfLog, store: MemoryStore, posit
         shard.disk.make_directory(f"{ROOT}/new")  # nothing changes any more
 
 
+@pytest.mark.parametrize("length", [None, 0, 1, 700], ids=["removed", "empty", "nearly empty", "cut"])
+@pytest.mark.parametrize("name", ["meta", SEGMENT.rpartition("/")[2]])
+def test_a_file_that_somebody_removes_or_cuts_ends_the_serving_at_the_next_checkpoint(
+    shard: OwnerOfLog, store: MemoryStore, name: str, length: int | None
+) -> None:
+    shard.append(20)
+    if length is None:
+        shard.local.remove(f"{LOG}/{name}")
+    else:
+        shard.local.truncate(shard.local.open(f"{LOG}/{name}", write=True), length)
+    with pytest.raises(NotServing, match="it is restored from the store"):
+        shard.checkpoint()
+    assert list(shard.disk.damaged) == [f"topics/log/{name}"]
+    assert not store.names("test/shards/000/checkpoints/")
+
+
 def test_a_record_that_cannot_be_read_is_in_no_checkpoint(shard: OwnerOfLog, store: MemoryStore) -> None:
     shard.append(1)
     for position in (20, 4116):

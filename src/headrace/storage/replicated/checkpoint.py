@@ -355,6 +355,7 @@ class Checkpointer:
             for begin in range(len(chunks) * CHUNK_BYTES, file.data_end, CHUNK_BYTES):
                 data = snapshot.read(file, begin, min(CHUNK_BYTES, file.data_end - begin))
                 if len(data) != min(CHUNK_BYTES, file.data_end - begin):
+                    snapshot.report_damage(file, begin + len(data), "somebody else has cut it")
                     raise CorruptFile(f"{file.path} is shorter than {file.data_end} bytes", path=file.path)
                 trusted = self._verifier.compare(snapshot, file, trusted, begin, data)
                 chunks.append(self._uploader.add(pool, data, upload))

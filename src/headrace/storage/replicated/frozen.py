@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from headrace.model.errors import DiskFailed, HeadraceError
+from headrace.model.errors import DiskFailed, HeadraceError, LogNotFound
 from headrace.storage.disk import Disk, OpenFile
 from headrace.storage.replicated.file_table import FileEntry, FileTable, FrozenFile
 from headrace.storage.replicated.keys import Position
@@ -83,8 +83,12 @@ class FrozenTree:
         """
         length = min(length, file.data_end - position)
         while length > 0:
-            with self._lock:
-                kept, opened = file.kept, self._source(file)
+            try:
+                with self._lock:
+                    kept, opened = file.kept, self._source(file)
+            except LogNotFound:
+                self.report_damage(file, 0, "somebody else has removed it")
+                raise
             found = self._disk.read(opened, position, length)
             with self._lock:
                 if self._path(file) and file.kept == kept:
