@@ -7,9 +7,9 @@ from tests.replica import tree
 
 import headrace
 from headrace.model.batch import Columns, encode
-from headrace.model.errors import CorruptFile, InvalidArgument, StoreUnavailable
+from headrace.model.errors import CorruptFile, InvalidArgument, StoreUnavailable, StoreWentBack
 from headrace.storage.disk import PrivateDisk
-from headrace.storage.replicated.epochs import claim, new_nonce, read_cluster, read_manifest
+from headrace.storage.replicated.epochs import claim, create_cluster, new_nonce, read_cluster, read_manifest
 from headrace.storage.replicated.keys import Position, ShardKeys
 from headrace.storage.replicated.restore import restore_at, restore_newest
 from headrace.storage.replicated.transfer import NOT_REPLICATED, import_directory
@@ -117,7 +117,11 @@ def test_an_import_that_was_interrupted_is_repeated(data: str, tmp_path: Path) -
         with pytest.raises(StoreUnavailable):
             import_directory(PrivateDisk(), data, store, "trading", 1_000)
         assert read_manifest(store, KEYS) is None
-    store.puts = 1 << 30
+        store.puts = 1 << 30
+        if puts:  # a node does not begin anew on what is there
+            create_cluster(store, "trading")
+            with pytest.raises(StoreWentBack, match="an import has stored that was interrupted, run that again"):
+                claim(store, KEYS, node="a", addresses=(), nonce=new_nonce(), expected=0)
     import_directory(PrivateDisk(), data, store, "trading", 1_000)
     restore_at(store, "trading", 0, PrivateDisk(), str(tmp_path / "back"))
     assert plain_tree(str(tmp_path / "back")) == plain_tree(data)

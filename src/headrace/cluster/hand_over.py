@@ -29,7 +29,9 @@ class HandOver:
         return self.successor is not None
 
     def ask(self, successor: str, committed: Position, now_us: int) -> None:
-        """Hand over to a node, or to anybody, as soon as it has what is committed now."""
+        """Hand over to a node, or to anybody, as soon as it has what is committed now; the last who asks decides."""
+        if self.successor and self.successor != successor:
+            logger.info("hand-over to another node asked for  node=%s instead_of=%s", successor, self.successor)
         self.successor, self._asked, self._asked_us = successor, committed, now_us
 
     def end(self) -> None:

@@ -119,9 +119,7 @@ def move(given: argparse.Namespace, out: Output, _: Interrupts) -> int:
         assert shard is not None  # or the broker would have refused
         done = _handed_over(bus, shard, begin, given)
     has_moved = done["node"] == given.node
-    told = (
-        [] if has_moved else [f"{given.node} did not take over in time: its log, or that of {done['node']}, says more"]
-    )
+    told = [] if has_moved else [f"{given.node} did not take over: its log, or that of {done['node_before']}, says why"]
     out.tell({**done, "moved": has_moved}, _moved_line(done), *told)
     return 0 if has_moved else 1
 

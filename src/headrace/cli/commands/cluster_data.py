@@ -22,9 +22,10 @@ examples:
 Makes a new cluster of the data directory of a broker, which must be stopped: it verifies
 the directory, copies every file into the store, reads all of it back and compares, and
 copies the security definitions to where all nodes read them. The directory itself does
-not change, but for its lock. Then start nodes with the same --store and --cluster, each with an empty
---data directory. A cluster of that name must not exist yet. If the command is
-interrupted, run it again.
+not change, but for its lock. Then start nodes with the same --store and --cluster, each
+with an empty --data directory. A cluster of that name must not exist yet. If the command
+is interrupted, run it again: nodes refuse to begin on what it has stored. If it then says
+that the cluster is there, it was interrupted after its last step.
 
 A directory with damaged or missing messages is refused, as nothing could restore them
 in the cluster: `headrace repair` makes them known gaps, and --damaged imports the
@@ -47,7 +48,8 @@ cluster serves: headrace serve --data ./data. The cluster may be running; it doe
 notice. What is committed later is not in the copy, so stop the nodes before if the
 copy is to replace the cluster. `headrace restore` copies an earlier state.
 Until the copy is whole, the directory has a folder .unfinished, and no command takes it
-for a broker's. If the command is killed, run it again.
+for a broker's. If the command is killed, run it again; if it then says that the
+directory is not empty, and there is no .unfinished in it, the copy is whole.
 """
 
 

@@ -142,7 +142,7 @@ def claim_steps(
 def _was_there_steps(keys: ShardKeys, expected: int) -> Steps[bool]:
     """Of a shard without a manifest: raise StoreWentBack if it had one; the result is whether it has one now."""
     proof = f"epoch {expected} was seen" if expected else ""
-    for prefix in (keys.wal_prefix, keys.checkpoint_prefix):
+    for prefix in (keys.wal_prefix, keys.checkpoint_prefix, keys.chunk_prefix):
         if not proof and (names := (yield ListNames(prefix, "", 1))):
             proof = f"there is {names[0]}"
     if not proof:
@@ -151,7 +151,7 @@ def _was_there_steps(keys: ShardKeys, expected: int) -> Steps[bool]:
         return True
     raise StoreWentBack(
         f"{keys.manifest} is missing, though {proof}: put it back from a backup of the store. Where {keys.root} is "
-        "only what an interrupted import left, delete that"
+        "only what an import has stored that was interrupted, run that again, or delete it"
     )
 
 

@@ -53,7 +53,8 @@ def import_directory(
 
 
 def _check_new(store: SharedStore, cluster: str, keys: ShardKeys) -> None:
-    if read_cluster(store, cluster) is not None or read_manifest(store, keys) is not None:
+    read_cluster(store, cluster)  # of a later format? A node that refused to begin may have made the record
+    if read_manifest(store, keys) is not None:
         raise InvalidArgument(f"{store.location} has a cluster {cluster} already; give another name, or delete it")
 
 
