@@ -256,10 +256,6 @@ class ClusterNode:
             drained=self.reports.drained(report.node),
         )
 
-    async def blocking(self, call: Callable[[], T]) -> T:
-        """Run what waits for the store on a thread."""
-        return await run_on_thread(call)
-
     # The life of the node.
 
     async def _run(self) -> None:

@@ -9,6 +9,7 @@ from headrace.cluster.claims import ANSWER_US
 from headrace.cluster.node_record import BLOCKED, FOLLOWING, RESTORING, SERVING, SILENT, STOPPED
 from headrace.cluster.node_settings import time_us
 from headrace.cluster.shards import checkpoint_of
+from headrace.cluster.threads import run_on_thread
 from headrace.model.cluster_requests import (
     ClusterDrain,
     ClusterMove,
@@ -234,7 +235,7 @@ class ServingNode:
 
         async def upgrade() -> None:
             try:
-                answer.resolve(ClusterUpgraded(await node.blocking(change), before))
+                answer.resolve(ClusterUpgraded(await run_on_thread(change), before))
             except HeadraceError as error:
                 answer.resolve(error)
             except Exception as error:
