@@ -36,8 +36,9 @@ def run_worlds(seeds: range) -> Counter[str]:
 
 def test_worlds() -> None:
     counts = run_worlds(range(WORLDS))
-    for what in ("claims", "checkpoints", "restores", "handed over"):
+    for what in ("claims", "checkpoints", "restores"):
         assert counts[what] >= WORLDS, counts
+    assert counts["handed over"] > 1, counts
 
 
 def test_owners_that_wake_up_after_another_took_over() -> None:

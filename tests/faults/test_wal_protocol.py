@@ -181,7 +181,7 @@ class HashesOnly(Variant):
 
 WRONG: list[tuple[type[Variant], str]] = [
     (WithoutEpochs, "behind one of epoch"),
-    (OutOfOrder, "which is not committed"),
+    (OutOfOrder, "which is not committed|another state"),
     (RunAhead, "is missing, though the log goes on"),
     (SealPastGap, "not committed|another state"),
     (BarrierAtIssued, "were acknowledged before"),

@@ -39,6 +39,8 @@ from headrace.storage.stores.store import KeyExists, StoredObject, VersionMismat
 KEYS = ShardKeys("sim", 0)
 _VALUE = struct.Struct("<Q")
 _BLOCK = 16
+_LONG_AGO = 250.0
+"""Whoever looked for an object before it was put, and was paused then, has gone on after so many ticks."""
 
 
 class ProtocolBroken(AssertionError):
@@ -110,6 +112,8 @@ class World:
         self._count = 0
         self.history: dict[str, bytes] = {}
         """The first value of each key of the log, whatever was deleted since."""
+        self._put_at: dict[str, float] = {}
+        """When it was put."""
         self.log: list[int] = []
         """The values of the committed log."""
         self._at = Position(1, 0)
@@ -162,14 +166,20 @@ class World:
         self.after(self.random.uniform(10, 80), self._disturb)
 
     def _lose(self) -> None:
-        """Delete an object of the log that somebody may still need, and that others prove to have been there."""
+        """Delete an object of the log that somebody may still need, and that others prove to have been there.
+
+        It was put long ago: a seal that somebody puts who had looked before that would meet nothing.
+        """
         stored = self.store.get(self.keys.manifest)
         oldest = checkpoint_position(json.loads(stored.data)["oldest"] if stored else "")
         kept = [key for key in self.store.names(self.keys.wal_prefix) if self.keys.position(key) >= oldest]
         last = self.keys.position(kept[-1]) if kept else (0, 0)
         self.extend()
         proven = [
-            key for key in kept if self.keys.position(key) < min(self._at, (last[0], last[1] - IN_FLIGHT_MAX + 1))
+            key
+            for key in kept
+            if self.keys.position(key) < min(self._at, (last[0], last[1] - IN_FLIGHT_MAX + 1))
+            and self._put_at[key] < self.now - _LONG_AGO
         ]
         if not proven:
             self.after(20, self._lose)
@@ -209,6 +219,7 @@ class World:
 
     def _note_put(self, put: PutNew) -> None:
         first = self.history.setdefault(put.key, put.data)
+        self._put_at.setdefault(put.key, self.now)
         if first == put.data:
             return
         # It was put again after it was deleted: only a seal that came late may do so, where nobody looks any more.
