@@ -175,6 +175,16 @@ def test_objects_of_all_sizes_come_back(store: SharedStore, root: str, size: int
     assert type(stored.data) is bytes
 
 
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_several_objects_are_read_at_once(store: SharedStore, root: str, count: int) -> None:
+    keys = [f"{root}/{number}" for number in range(count)]
+    assert store.get_many(keys) == [None] * count
+    for number in range(0, count, 2):
+        store.put_new(keys[number], b"%d" % number)
+    assert store.get_many(keys) == [store.get(key) for key in keys]
+    assert store.get_many(keys[::-1]) == store.get_many(keys)[::-1]
+
+
 def test_what_not_every_store_can_keep_is_refused(store: SharedStore, root: str) -> None:
     for key in ("", "/a", "a/", "a//b", "a/../b", "..", "./a", "a b", "ä", "a\n", "a?b", "a#", "x" * 201):
         with pytest.raises(InvalidArgument, match="a key is a path"):

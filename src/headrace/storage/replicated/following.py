@@ -20,8 +20,10 @@ from headrace.storage.replicated.operations import (
 from headrace.storage.replicated.steps import GetObjects, PutNew, Steps, perform
 from headrace.storage.stores.store import KeyExists, SharedStore, StoredObject
 
-_READ_AHEAD_MAX = 4
-"""As many objects are read at once while the follower catches up as an owner has in flight."""
+_READ_AHEAD_LARGE = 4
+"""So many large objects are read at once while the follower catches up, as an owner has in flight."""
+_READ_AHEAD_BYTES = 4 << 20
+"""They are large if those that were read last together have more bytes."""
 _LOOKS = 16
 """Of so many polls in a row that found nothing, one asks whether the next object was deleted."""
 
@@ -123,7 +125,8 @@ class ShardFollower:
                 self._apply(header, operations)
                 self.log_size.add(self.position, len(stored.data))
                 applied += 1
-            self._ahead = min(self._ahead * 2, _READ_AHEAD_MAX)
+            is_large = sum(len(stored.data) for stored in found if stored is not None) > _READ_AHEAD_BYTES
+            self._ahead = min(self._ahead * 2, _READ_AHEAD_LARGE if is_large else self.store.reads_at_once)
         return applied
 
     def seal_steps(self, epoch: int, nonce: bytes, time_us: int) -> Steps[None]:

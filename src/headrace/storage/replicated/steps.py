@@ -5,7 +5,6 @@ doubles their requests.
 """
 
 from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from headrace.model.errors import StoreUnavailable
@@ -25,25 +24,13 @@ class GetObject(NamedTuple):
 
 
 class GetObjects(NamedTuple):
-    """Read several objects, each at a moment of its own: the answer is a list of StoredObject or None.
-
-    The list ends before the first object that could not be read; if that is the first of all, it fails.
-    """
+    """Read several objects: the answer is a list of StoredObject or None, as `get_many` of a store returns it."""
 
     keys: Sequence[str]
 
     def send(self, store: SharedStore) -> list[StoredObject | None]:
-        """Make the requests; at once if there are several, as each takes a round trip."""
-        if len(self.keys) == 1 or not store.gains_from_threads:
-            return [store.get(key) for key in self.keys]
-        with ThreadPoolExecutor(len(self.keys), "headrace-follower") as pool:
-            reading = [pool.submit(store.get, key) for key in self.keys]
-        found: list[StoredObject | None] = []
-        for each in reading:
-            if found and isinstance(each.exception(), StoreUnavailable):
-                break
-            found.append(each.result())
-        return found
+        """Make the requests."""
+        return store.get_many(self.keys)
 
 
 class PutNew(NamedTuple):

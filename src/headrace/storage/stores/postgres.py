@@ -43,6 +43,8 @@ class PostgresTableStore(SharedStore):
     It keeps up to `connections` connections, and replaces those that break. A statement takes at most `timeout_s`.
     """
 
+    reads_at_once = 32
+
     def __init__(
         self,
         location: str,
@@ -92,6 +94,15 @@ class PostgresTableStore(SharedStore):
         """Read an object; None if there is none."""
         row = self._read(lambda connection: connection.execute(self._statements.select, (key,), binary=True).fetchone())
         return None if row is None else StoredObject(bytes(row[1]), str(row[0]))
+
+    def get_many(self, keys: Sequence[str]) -> list[StoredObject | None]:
+        """Read several objects, with one statement."""
+        arguments = (list(keys),)
+        rows = self._read(
+            lambda connection: connection.execute(self._statements.select_many, arguments, binary=True).fetchall()
+        )
+        found = {key: StoredObject(bytes(data), str(version)) for key, version, data in rows}
+        return [found.get(key) for key in keys]
 
     def names(self, prefix: str, after: str = "", count_max: int = 1000) -> list[str]:
         """The first keys with a prefix behind `after`."""
@@ -245,6 +256,7 @@ class _Statements:
             "UPDATE {table} SET data = %b, version = {next} WHERE key = %s AND version = %s RETURNING version"
         )
         self.select = statement("SELECT version, data FROM {table} WHERE key = %s")
+        self.select_many = statement("SELECT key, version, data FROM {table} WHERE key = ANY(%s)")
         self.names = statement(
             "SELECT key FROM {table} WHERE key > %s AND key >= %s AND (%s::text IS NULL OR key < %s) "
             "ORDER BY key LIMIT %s"

@@ -24,7 +24,7 @@ class RepeatingStore(SharedStore):
         self.inner = inner
         self._clock = clock
         self._sleep = sleep
-        self.gains_from_threads = inner.gains_from_threads
+        self.gains_from_threads, self.reads_at_once = inner.gains_from_threads, inner.reads_at_once
 
     @property
     def location(self) -> str:
@@ -42,6 +42,10 @@ class RepeatingStore(SharedStore):
     def get(self, key: str) -> StoredObject | None:
         """Read an object; None if there is none."""
         return self._repeat(lambda: self.inner.get(key))
+
+    def get_many(self, keys: Sequence[str]) -> list[StoredObject | None]:
+        """Read several objects."""
+        return self._repeat(lambda: self.inner.get_many(keys))
 
     def names(self, prefix: str, after: str = "", count_max: int = 1000) -> list[str]:
         """The first keys with a prefix behind `after`."""

@@ -3,10 +3,11 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from headrace.model.arguments import shown
-from headrace.model.errors import InvalidArgument
+from headrace.model.errors import InvalidArgument, StoreUnavailable
 
 OBJECT_BYTES_MAX = 16 << 20
 """The size of the largest object: stores keep their conditions only for objects that are put in one request."""
@@ -44,6 +45,8 @@ class SharedStore(ABC):
 
     gains_from_threads: bool = True
     """Whether several requests at once take less time than one after the other, as each waits for a round trip."""
+    reads_at_once: int = 4
+    """How many objects are worth reading with one `get_many`; more where that is one request."""
 
     @abstractmethod
     def put_new(self, key: str, data: bytes) -> None:
@@ -56,6 +59,22 @@ class SharedStore(ABC):
     @abstractmethod
     def get(self, key: str) -> StoredObject | None:
         """Read an object; None if there is none."""
+
+    def get_many(self, keys: Sequence[str]) -> list[StoredObject | None]:
+        """Read several objects, each at a moment of its own.
+
+        The list ends before the first that could not be read; if that is the first of all, it fails.
+        """
+        if len(keys) == 1 or not self.gains_from_threads:
+            return [self.get(key) for key in keys]
+        with ThreadPoolExecutor(len(keys), "headrace-read") as pool:
+            reading = [pool.submit(self.get, key) for key in keys]
+        found: list[StoredObject | None] = []
+        for each in reading:
+            if found and isinstance(each.exception(), StoreUnavailable):
+                break
+            found.append(each.result())
+        return found
 
     @abstractmethod
     def names(self, prefix: str, after: str = "", count_max: int = 1000) -> list[str]:
