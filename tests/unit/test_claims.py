@@ -11,6 +11,7 @@ from headrace.cluster.claims import (
     CATCH_UP_US,
     CAUGHT_UP_US,
     DRAINED_RANKS,
+    LOOK_US,
     LOST_US,
     RANK_US,
     SUCCESSOR_US,
@@ -53,6 +54,22 @@ def claims(**given: Any) -> bool:
 
 def test_a_follower_of_a_live_owner_waits() -> None:
     assert decide_follower(view(), NOW) == Wait(NOW + BEAT // 2, "owner is alive")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"manifest": None},
+        {"manifest": Manifest(epoch=3, owner="a", released=True)},
+        {"manifest": Manifest(epoch=3, owner="a", released=True, successor="b")},
+        {"manifest": Manifest(epoch=3, owner="b")},
+        {"connection": OwnerConnection.REFUSED},
+    ],
+    ids=["no owner yet", "released", "handed over", "owned before", "refused"],
+)
+def test_a_follower_with_much_to_apply_catches_up_before_it_claims(given: dict[str, Any]) -> None:
+    assert claims(**given)
+    assert decide_follower(view(**given, lags=True), NOW) == Wait(NOW + LOOK_US, "catching up")
 
 
 @given(

@@ -9,6 +9,7 @@ from headrace.storage.replicated.epochs import create_cluster, new_nonce, read_m
 from headrace.storage.replicated.keys import Position, ShardKeys
 from headrace.storage.replicated.restore import restore_at
 from headrace.storage.stores.memory import MemoryStore
+from headrace.storage.stores.store import StoredObject
 from headrace.testing import MemoryDisk
 
 KEYS = ShardKeys("test", 0)
@@ -37,9 +38,9 @@ def write_objects(owned: OwnedShard, count: int) -> None:
         owned.disk.sync(file)
 
 
-def store_with_log(objects: int = 20) -> MemoryStore:
+def store_with_log(objects: int = 20, store: MemoryStore | None = None) -> MemoryStore:
     """A store whose owner has committed some objects, and died."""
-    store = MemoryStore()
+    store = MemoryStore() if store is None else store
     owned = claimed(replica_of(store, "a"), 0)
     write_objects(owned, objects)
     owned.writer.close()
@@ -157,6 +158,28 @@ def test_a_restore_names_the_missing_object() -> None:
         restore_at(store, "test", 0, MemoryDisk(), "/new")
     with pytest.raises(CorruptFile, match=KEYS.wal(1, 7)):
         restore_at(store, "test", 0, MemoryDisk(), "/new2", Position(1, 12))
+
+
+class SlowStore(MemoryStore):
+    """A second passes with each read."""
+
+    now_s = 0.0
+
+    def get(self, key: str) -> StoredObject | None:
+        self.now_s += 1
+        return super().get(key)
+
+
+def test_the_time_to_catch_up_does_not_count_as_time_without_confirmation() -> None:
+    store = SlowStore()
+    store_with_log(store=store)
+    made = ShardReplica(store, MemoryDisk(), ShardPlace("test", "b", "/b"), now_us=lambda: 1, clock=lambda: store.now_s)
+    made.open()
+    made.restore()
+    began_s = store.now_s
+    owned = claimed(made, 1)
+    assert store.now_s - began_s > 20
+    assert store.now_s - owned.begun_s < 10
 
 
 def test_without_its_manifest_a_shard_is_not_made_anew() -> None:

@@ -28,6 +28,8 @@ CAUGHT_UP_US = 1_000_000
 """A follower that lacks only what was committed within this time can take over without a long pause."""
 CATCH_UP_US = 10_000_000
 """How long an owner that hands over serves on while its successor catches up."""
+LOOK_US = 20_000
+"""How soon a node that would claim the shard looks again whether it has caught up."""
 UNCONFIRMED_US = 5_000_000
 """An owner that could not confirm its epoch for so long stops serving."""
 STALE_BEATS = 2
@@ -87,6 +89,8 @@ class FollowerView(NamedTuple):
     """Whether this node was asked to serve nothing."""
     restored: bool = True
     """Whether its directory has the state of the shard up to some position."""
+    lags: bool = False
+    """Whether it has to apply more that was committed, as far as it knows."""
 
 
 class Wait(NamedTuple):
@@ -104,7 +108,17 @@ class Claim(NamedTuple):
 
 
 def decide_follower(view: FollowerView, now_us: int) -> Wait | Claim:
-    """What a node that follows a shard does next."""
+    """What a node that follows a shard does next.
+
+    One that has much to apply yet does that first: meanwhile another can take over that has not.
+    """
+    decision = _decide_when_level(view, now_us)
+    if isinstance(decision, Claim) and view.lags:
+        return Wait(now_us + LOOK_US, "catching up")
+    return decision
+
+
+def _decide_when_level(view: FollowerView, now_us: int) -> Wait | Claim:
     manifest = view.manifest
     again_us = now_us + view.heartbeat_us // 2
     if view.problem:

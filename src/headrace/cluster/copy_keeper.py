@@ -44,6 +44,8 @@ class CopyKeeper:
         self._set_role = set_role
         self.more = asyncio.Event()
         """Set when there may be something to apply."""
+        self.lags = True
+        """Whether the last look at the log ended before the end of the log."""
         self._pause = RetryPause(time.monotonic)
         self._retry_s, self._disk_s = _RETRY_S_MIN, _RETRY_S
         self._doubts = 0
@@ -75,7 +77,8 @@ class CopyKeeper:
                 continue
             self._note_success()
             self._set_role(FOLLOWING)
-            if applied < _POLL_OBJECTS:
+            self.lags = applied >= _POLL_OBJECTS
+            if not self.lags:
                 self.more.clear()
                 await wait_for_event(self.more, _POLL_S)
 
@@ -111,6 +114,7 @@ class CopyKeeper:
             await asyncio.sleep(self._pause.failed())
 
     async def _restore(self) -> None:
+        self.lags = True
         self._set_role(RESTORING)
         began = time.monotonic()
         await self._blocking(self._replica.restore)

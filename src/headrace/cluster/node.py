@@ -342,7 +342,6 @@ class ClusterNode:
         owned: OwnedShard | None = None
         why = "another node was first"
         while time.monotonic() - began < _CLAIM_S:
-            began_us = monotonic_us()  # each attempt reads the manifest: it confirms the epoch from here on
             try:
                 owned = await self._blocking(take)
                 break
@@ -372,7 +371,7 @@ class ClusterNode:
             return None
         self._claims.reset()
         self._adopt_manifest(owned.stored, monotonic_us())
-        self._ownership.begin(owned, began_us)
+        self._ownership.begin(owned, int(owned.begun_s * 1e6))
         self.heartbeat.hurry()
         took_s = time.monotonic() - began
         logger.info("claimed  node=%s epoch=%d seconds=%.3f", self.settings.node, owned.epoch, took_s)
@@ -521,7 +520,8 @@ class ClusterNode:
         if not self.knowledge.has_looked:
             return Wait(0, "")
         drained = self.drained or not self._host.is_reachable()
-        copy = CopyState(self.replica.position, self.replica.is_restored, drained, self.replica.problem)
+        replica = self.replica
+        copy = CopyState(replica.position, replica.is_restored, drained, replica.problem, self._copy.lags)
         return decide_follower(self.knowledge.follower_view(self.link, copy), monotonic_us())
 
     def _adopt_manifest(self, stored: StoredManifest | None, now_us: int) -> None:

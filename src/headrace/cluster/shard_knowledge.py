@@ -31,6 +31,7 @@ class CopyState(NamedTuple):
     is_restored: bool
     drained: bool
     problem: str = ""
+    lags: bool = False
 
 
 class ShardKnowledge:
@@ -176,6 +177,7 @@ class ShardKnowledge:
             problem=copy.problem or self.problem,
             drained=copy.drained,
             restored=copy.is_restored,
+            lags=copy.lags,
         )
 
     def _rank(self, owner: str, position: Position) -> int:

@@ -62,6 +62,8 @@ class OwnedShard(NamedTuple):
     """The position of the seal of each earlier epoch."""
     log_size: LogSize
     """Of the log before this epoch."""
+    begun_s: float = 0.0
+    """When the manifest was asked for that confirms the epoch, by the node's own clock."""
 
 
 class ShardPlace(NamedTuple):
@@ -225,6 +227,7 @@ class ShardReplica:
         self.poll(sys.maxsize)
         self._follower.check_end()  # who cannot get to the end takes the shard from nobody who can
         self._applier.check()  # nor who lacks files
+        begun_s = self._clock()
         stored = claim(
             self._store, self.keys, node=self._place.node, addresses=addresses, nonce=nonce, expected=expected
         )
@@ -251,7 +254,7 @@ class ShardReplica:
         )
         disk = ReplicatedDisk(self._disk, self._place.root, writer, trash=self._place.trash, lengths=lengths)
         disk.known_damage = self._known_damage
-        return OwnedShard(epoch, stored, disk, writer, seals, log_size)
+        return OwnedShard(epoch, stored, disk, writer, seals, log_size, begun_s)
 
     def _begin_epoch(self, epoch: int, nonce: bytes) -> None:
         """Put the first object of the epoch, which has no operations: from now on the epoch is begun for everybody."""

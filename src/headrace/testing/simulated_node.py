@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from headrace.broker.settings import BrokerSettings
 from headrace.cluster.checkpoints import checkpoint_maker
 from headrace.cluster.claims import (
+    LOOK_US,
     Claim,
     FollowerReport,
     FollowerView,
@@ -51,6 +52,7 @@ T = TypeVar("T")
 
 HEARTBEAT_S = 1.0
 REPORT_S = 0.5
+_POLL_OBJECTS = 64
 DIRECTORY = "/node"
 _LIVE_BEATS = 8
 _CLAIM_S = 20.0
@@ -132,7 +134,7 @@ class SimulatedNode:
         self.connection = OwnerConnection.NONE
         self._owns = 0
         self._answered_us = self._manifest_us = self._owner_read_us = self._lost_us = self._confirmed_us = 0
-        self._looked = self._fenced = False
+        self._looked = self._fenced = self._lags = False
         self._beats = 0
         self._token = f"{cluster.simulation.random.getrandbits(64):016x}"
         self._changed = cluster.simulation.event()
@@ -195,10 +197,11 @@ class SimulatedNode:
             try:
                 if not self.replica.is_restored:
                     self.activity, self.role = "restore", RESTORING
+                    self._lags = True
                     self.replica.restore()
                     self._cluster.count("restores")
                 self.activity, self.role = "follow", FOLLOWING
-                self.replica.poll(64)
+                self._lags = self.replica.poll(_POLL_OBJECTS) == _POLL_OBJECTS
             except IN_DOUBT:
                 self._cluster.count("doubts")
                 self.replica.drop()
@@ -210,7 +213,7 @@ class SimulatedNode:
                 if isinstance(decision, Claim):
                     return decision
             self._changed.clear()
-            self._changed.wait(0.25)
+            self._changed.wait(LOOK_US / 1e6 if self._lags else 0.25)
         return None
 
     def _claim(self, claim: Claim) -> OwnedShard | None:
@@ -235,7 +238,7 @@ class SimulatedNode:
             return None
         self._cluster.count("claims")
         self._adopt(owned.stored)
-        self._confirmed_us = began_us
+        self._confirmed_us = int(owned.begun_s * 1e6)
         self.owned = owned
         return owned
 
@@ -424,6 +427,7 @@ class SimulatedNode:
             rank=self._rank(owner),
             lost_us=self._lost_us,
             restored=self.replica.is_restored,
+            lags=self._lags,
         )
 
     def _rank(self, owner: str) -> int:
