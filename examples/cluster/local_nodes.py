@@ -30,20 +30,28 @@ class LocalNodes:
         return "headrace://" + ",".join(f"{HOST}:{port}" for port in self._ports.values())
 
     def __enter__(self) -> "LocalNodes":
-        for name in self._ports:
-            self.start(name)
-        self.wait_until_followed()
+        try:
+            for name in self._ports:
+                self.start(name)
+            self.wait_until_followed()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for process in self._running.values():
-            process.terminate()
-        for process in self._running.values():
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        self._end()
+
+    def _end(self) -> None:
+        with interrupted_later():
+            for process in self._running.values():
+                process.terminate()
+            for process in self._running.values():
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
     def start(self, name: str) -> None:
         """Start a node, in the directory that it had before."""

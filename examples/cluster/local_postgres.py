@@ -53,13 +53,21 @@ class LocalPostgres:
             self._process = subprocess.Popen(
                 command, cwd=self._data, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        self._wait()
+        try:
+            self._wait()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end()
+
+    def _end(self) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGINT)  # SIGTERM would wait until the last client has gone
-            self._process.wait()
+            with interrupted_later():
+                self._process.send_signal(signal.SIGINT)  # SIGTERM would wait until the last client has gone
+                self._process.wait()
 
     def _wait(self) -> None:
         deadline = time.monotonic() + _READY_S

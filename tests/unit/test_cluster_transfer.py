@@ -6,10 +6,12 @@ import pytest
 from tests.replica import tree
 
 import headrace
+from headrace.cluster.shards import ShardPlace, ShardReplica
 from headrace.model.batch import Columns, encode
 from headrace.model.errors import CorruptFile, InvalidArgument, StoreUnavailable, StoreWentBack
 from headrace.storage.disk import PrivateDisk
 from headrace.storage.replicated.epochs import claim, create_cluster, new_nonce, read_cluster, read_manifest
+from headrace.storage.replicated.following import FollowerBehind
 from headrace.storage.replicated.keys import Position, ShardKeys
 from headrace.storage.replicated.restore import restore_at, restore_newest
 from headrace.storage.replicated.transfer import NOT_REPLICATED, import_directory
@@ -60,10 +62,10 @@ def test_a_broker_goes_into_a_cluster_and_back(data: str, tmp_path: Path) -> Non
     assert told[-1][0] == told[-1][1] == 2 * made.uploaded_bytes
     stored = read_manifest(store, KEYS)
     assert stored is not None
-    assert (stored.manifest.epoch, stored.manifest.released, stored.manifest.checkpoint) == (1, True, made.name)
+    assert (stored.manifest.epoch, stored.manifest.released, stored.manifest.checkpoint) == (2, True, made.name)
     assert read_cluster(store, "trading") is not None
     back = str(tmp_path / "back")
-    assert restore_at(store, "trading", 0, PrivateDisk(), back).position == Position(1, 0)
+    assert restore_at(store, "trading", 0, PrivateDisk(), back).position == Position(2, 0)
     assert plain_tree(back) == plain_tree(data)
     check_broker(back)
     check_broker(data)
@@ -75,10 +77,10 @@ def test_the_first_owner_of_an_imported_cluster_begins_with_the_directory(data: 
     node = str(tmp_path / "node")
     follower = restore_newest(store, KEYS, PrivateDisk(), node)
     nonce = new_nonce()
-    claimed = claim(store, KEYS, node="a", addresses=(), nonce=nonce, expected=1)
+    claimed = claim(store, KEYS, node="a", addresses=(), nonce=nonce, expected=2)
     assert claimed is not None
-    follower.seal_older(2, bytes.fromhex(nonce), 2_000)
-    assert (follower.position, follower.seals) == (Position(2, 0), {1: 0})
+    follower.seal_older(3, bytes.fromhex(nonce), 2_000)
+    assert (follower.position, follower.seals) == (Position(3, 0), {1: 0, 2: 0})
     assert plain_tree(node) == plain_tree(data)
 
 
@@ -125,6 +127,29 @@ def test_an_import_that_was_interrupted_is_repeated(data: str, tmp_path: Path) -
     import_directory(PrivateDisk(), data, store, "trading", 1_000)
     restore_at(store, "trading", 0, PrivateDisk(), str(tmp_path / "back"))
     assert plain_tree(str(tmp_path / "back")) == plain_tree(data)
+
+
+def test_a_node_that_looked_before_the_import_begins_with_the_directory(data: str, tmp_path: Path) -> None:
+    store, node = MemoryStore(), str(tmp_path / "node")
+    create_cluster(store, "trading")
+    place = ShardPlace("trading", "a", node)
+
+    def opened() -> ShardReplica:
+        made = ShardReplica(store, PrivateDisk(), place, now_us=lambda: 1, clock=lambda: 0.0)
+        made.open()
+        return made
+
+    replica = opened()
+    replica.restore()
+    replica.note_state(clean=True)
+    import_directory(PrivateDisk(), data, store, "trading", 1_000)
+    with pytest.raises(FollowerBehind):
+        replica.claim(new_nonce(), (), 2, lambda: None)
+    restarted = opened()
+    owned = restarted.claim(new_nonce(), (), 2, lambda: None)
+    assert owned is not None
+    owned.writer.close()
+    assert plain_tree(place.root) == plain_tree(data)
 
 
 def test_what_the_store_damages_is_noticed_before_the_cluster_exists(data: str) -> None:

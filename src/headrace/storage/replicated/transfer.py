@@ -19,7 +19,8 @@ from headrace.storage.stores.store import KeyExists, SharedStore
 
 NOT_REPLICATED = ("lock", "headrace.sock", "lost+found")
 """What a plain data directory has for the process that uses it."""
-_EPOCH = 1
+_EPOCH = 2
+"""Of what is imported: a node that looked before has an empty copy of epoch 1, and must not go on from that."""
 _ATTEMPTS = 5
 
 
@@ -44,7 +45,7 @@ def import_directory(
     snapshot = DirectorySnapshot(disk, directory, Position(_EPOCH, 0), leave_out)
     total = sum(file.data_end for file in snapshot.files)
     tell = progress or (lambda _done, _total: None)
-    made = Checkpointer(store, keys, _EPOCH, {}, keep_us=0).store_first(
+    made = Checkpointer(store, keys, _EPOCH, {1: 0}, keep_us=0).store_first(
         snapshot, now_us, lambda done, _: tell(done, 2 * total)
     )
     _compare(store, keys, made, lambda done: tell(total + done, 2 * total))
