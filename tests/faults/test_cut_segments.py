@@ -51,6 +51,27 @@ def test_readers_are_told_of_a_cut_segment_and_go_on_behind_it(tmp_path: Path, n
         assert bus.publish(TOPIC, b"more").offset == len(VALUES)
 
 
+@pytest.mark.parametrize("on_corrupt", ["raise", "skip"])
+def test_readers_are_told_of_a_segment_that_has_the_bytes_of_another(tmp_path: Path, on_corrupt: str) -> None:
+    with headrace.open(tmp_path / "data") as bus:
+        publish(bus)
+        with bus.subscribe(TOPIC, start="earliest", timeout=1) as orders:  # it maps all, and the broker notes where
+            assert [message.value for message in orders] == VALUES
+        first, second, third, *_ = segments(tmp_path / "data")
+        with second.open("r+b") as file:
+            file.write(first.read_bytes()[: second.stat().st_size])
+        begin, end = int(second.stem), int(third.stem)
+        with bus.subscribe(TOPIC, start="earliest", timeout=1, on_corrupt=on_corrupt) as orders:
+            found: list[bytes] = []
+            if on_corrupt == "raise":
+                with pytest.raises(CorruptBatch) as raised:
+                    found.extend(message.value for message in orders)
+                assert (raised.value.first_offset, raised.value.next_offset) == (begin, end)
+            found.extend(message.value for message in orders)
+            assert orders.skipped == (0 if on_corrupt == "raise" else end - begin)
+        assert found == VALUES[:begin] + VALUES[end:]
+
+
 class CutFile:
     """A file that is much shorter than it should be."""
 

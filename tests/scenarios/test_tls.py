@@ -478,6 +478,18 @@ def test_a_certificate_that_ends_soon_is_reported(ca: DevelopmentCa, caplog: pyt
     assert len([record for record in caplog.records if "expires soon" in record.getMessage()]) == 1
 
 
+def test_a_certificate_that_ends_while_it_is_used_is_reported_at_once(
+    ca: DevelopmentCa, caplog: pytest.LogCaptureFixture
+) -> None:
+    short = ca.make_server(not_before=datetime.now(UTC), days=4 / 86_400, files=("short.pem", "short-key.pem"))
+    with caplog.at_level("WARNING", "headrace.tls"), tls_broker(short):
+        assert "expires soon" in caplog.text
+        until_s = time.monotonic() + WAIT_S
+        while "has expired" not in caplog.text:
+            assert time.monotonic() < until_s
+            time.sleep(0.1)
+
+
 # Settings.
 
 

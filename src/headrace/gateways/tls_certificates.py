@@ -69,7 +69,7 @@ class TlsCertificates:
         self.failed_reloads = 0
         self._reload_at_s: float | None = None
         """When certificates that were held back may have become the better ones."""
-        self._warned: dict[tuple[str, float], float] = {}
+        self._warned: dict[tuple[str, float, bool], float] = {}
         self._warn_of_expiry(time.time())
 
     @property
@@ -159,14 +159,15 @@ class TlsCertificates:
 
     def _warn_of_expiry(self, now_s: float) -> None:
         for path, _, not_before_s, not_after_s in self.certificates:
-            warned_s = self._warned.get((path, not_after_s), float("-inf"))
+            has_ended = now_s >= not_after_s
+            warned_s = self._warned.get((path, not_after_s, has_ended), float("-inf"))
             if (now_s > not_before_s and not_after_s - now_s > EXPIRY_WARNING_S) or now_s - warned_s < _WARN_AGAIN_S:
                 continue
-            self._warned[path, not_after_s] = now_s
+            self._warned[path, not_after_s, has_ended] = now_s
             days = f"{abs(not_after_s - now_s) / 86_400:.1f}"
             if now_s <= not_before_s:
                 logger.error("certificate is not valid yet; clients refuse it  path=%s", path)
-            elif now_s >= not_after_s:
+            elif has_ended:
                 logger.error(
                     "certificate has expired; clients refuse it: replace the file  path=%s days=%s", path, days
                 )

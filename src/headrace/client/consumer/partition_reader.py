@@ -144,6 +144,10 @@ class Delivered:
             self._at += batch.length
             next_offset = batch.base_offset + batch.span
             if next_offset <= reader.wanted or not batch.count:
+                if batch.count and reader.checked != reader.wanted:  # others should be here: the broker looks at them
+                    at, self._at = self._at - batch.length, len(view)
+                    wrong = InvalidBatch(f"a batch has offset {batch.base_offset} where {reader.wanted} is expected")
+                    raise _damaged(reader, reader.wanted, reader.wanted, at, wrong)
                 reader.passed(next_offset)
                 continue
             first_offset = max(reader.wanted, batch.base_offset)
